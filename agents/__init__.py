@@ -1,0 +1,1 @@
+"""What runs beside the serving fleet: publishing, routing. Imports `schemas` only."""

@@ -1,0 +1,1 @@
+"""Klaxon's pipeline: pure decisions in `core`, thin shells around it."""

@@ -1,0 +1,69 @@
+"""The `klaxon` command: one lazy group, one exit-code contract.
+
+Every command lives in a module of its own, imported only when it is called, so that `klaxon --help` needs
+no numpy and a broken optional package cannot take the whole command line down.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Final
+
+import click
+
+from pipeline.cli.exits import CommandError
+
+COMMANDS: Final[dict[str, str]] = {
+    "compare": "pipeline.cli.compare:compare",
+    "demo": "pipeline.cli.demo.command:demo",
+    "worker": "pipeline.cli.worker:worker",
+    "rollout": "pipeline.cli.rollout:rollout",
+    "router": "pipeline.cli.router:router",
+    "topics": "pipeline.cli.topics:topics",
+    "migrate": "pipeline.cli.migrate:migrate",
+    "status": "pipeline.cli.status:status",
+    "publish": "pipeline.cli.publish:publish",
+    "watch": "pipeline.cli.watch:watch",
+    "policy": "pipeline.cli.policy:policy",
+    "sql": "pipeline.cli.sql:sql",
+}
+"""Command name → `module:attribute` of its click command."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is looked up."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        target = COMMANDS.get(cmd_name)
+        if target is None:
+            return None
+        module_name, attribute = target.split(":")
+        command = getattr(importlib.import_module(module_name), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="klaxon")
+def cli() -> None:
+    """Gate the roll-out of LLM inference: compare canary with baseline, token by token."""
+
+
+def main() -> None:
+    """Run the command line; the process exits with the code of interface contract (0-4)."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except CommandError as error:
+        click.echo(f"klaxon: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.exceptions.Abort:
+        click.echo("klaxon: interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    sys.exit(code if isinstance(code, int) else 0)
