@@ -1,0 +1,188 @@
+"""The columns both encodings decode into. Nothing behind the codec knows which encoding it was.
+
+Shapes: n events of one record, T positions in all, k entries per position. Absence of a number is `ABSENT`
+(−1, outside every column's range), of a label code `NO_LABEL`, of a list entry id `NOT_LISTED`.
+NaN never travels: a log-probability that is none decodes to −inf ("zero or unknown"), and a position that
+breaks the rules of reading is kept in place with no entry listed, so that positions stay aligned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+U1: TypeAlias = NDArray[np.uint8]
+U2: TypeAlias = NDArray[np.uint16]
+I4: TypeAlias = NDArray[np.int32]
+I8: TypeAlias = NDArray[np.int64]
+F4: TypeAlias = NDArray[np.float32]
+F8: TypeAlias = NDArray[np.float64]
+Bool: TypeAlias = NDArray[np.bool_]
+
+ABSENT: Final = -1
+NO_LABEL: Final = 0xFFFF
+NOT_LISTED: Final = -1
+
+BASELINE: Final = 0
+CANARY: Final = 1
+CONTROL: Final = 2
+
+LABELS: Final = (
+    "rollout",
+    "node",
+    "model_name",
+    "model_version",
+    "prompt_version",
+    "data_version",
+    "system_version",
+    "request_type",
+    "engine",
+    "hardware",
+    "region",
+    "tenant",
+)
+"""Label columns of requests and logits, in wire order."""
+
+REQUEST_LABELS: Final = (
+    *LABELS,
+    "error",
+    "finish_reason",
+    "session",
+    "prompt_id",
+    "consent_id",
+    "snapshot_id",
+)
+
+DEFINITIONS: Final = ("raw", "temperature", "processed")
+SOURCES: Final = ("generated", "forced")
+KINDS: Final = ("logprobs", "logits")
+IDENTITIES: Final = ("ids", "bytes")
+
+ETA_BY_PRECISION: Final = ((6, 1e-6), (4, 5e-5), (0, 5e-4))
+"""η, the resolution of the wire (decisions §2), by the least number of decimals."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelColumn:
+    """Dictionary-encoded text: `values[codes[i]]`, or absent where `codes[i] == NO_LABEL`."""
+
+    values: tuple[str, ...]
+    codes: U2
+
+    def get(self, index: int) -> str | None:
+        """The label of one event, or None."""
+        code = int(self.codes[index])
+        return None if code == NO_LABEL else self.values[code]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelsColumns:
+    """The labels requests and logits share. All arrays have length n."""
+
+    n: int
+    signature: U1
+    """(n, 16) bytes."""
+    pair_id: U1
+    """(n, 16): 32 hex digits as they are, any other string as the first 16 bytes of its SHA-256; 0 if absent."""
+    has_pair_id: Bool
+    arm: U1
+    """0 baseline, 1 canary, 2 control."""
+    generation: I4
+    ts_us: I8
+    duration_us: I8
+    input_tokens: I4
+    cached_tokens: I4
+    temperature: F8
+    top_p: F8
+    max_tokens: I4
+    seed: I8
+    """Valid where `has_seed`."""
+    has_seed: Bool
+    labels: Mapping[str, LabelColumn]
+    """Every name of LABELS (requests: of REQUEST_LABELS)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestColumns(LabelsColumns):
+    """n request events."""
+
+    shadow: Bool
+    status: U2
+    ttft_us: I8
+    itl_us: I8
+    output_tokens: I4
+    stream: NDArray[np.int8]
+    """1 true, 0 false, −1 absent."""
+    parse_depth: I4
+    extras: Mapping[int, bytes]
+    """Event index → JSON object of its remaining fields (response_quality_score, similarity, scores, steps,
+    embedding, text), only where there are any."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitColumns(LabelsColumns):
+    """n logit events with T positions in all; event i owns positions `offsets[i]:offsets[i+1]`.
+
+    The top lists are flat and row-major: position t of event i owns the `k[i]` entries that start at
+    `entry_offsets[i] + (t − offsets[i]) · k[i]`. Entries beyond a shorter list, and all entries of a position
+    whose two lists differ in length or that lists nothing, are (NOT_LISTED, −inf).
+    """
+
+    expected_arms: U1
+    """Bit mask: 1 baseline, 2 canary, 4 control."""
+    definition: U1
+    source: U1
+    kind: U1
+    eta: F8
+    """Resolution of the log-probabilities (decisions §2), from `precision`."""
+    identity: U1
+    """0: token ids; 1: 62-bit hashes of token bytes. Halves of different identity are not comparable."""
+    ended: NDArray[np.int8]
+    offsets: I8
+    """(n + 1,)"""
+    k: U1
+    entry_offsets: I8
+    """(n + 1,)"""
+    tokens: I4 | I8
+    """(T,) emitted tokens."""
+    top_ids: I4 | I8
+    """(Σ lengths·k,)"""
+    top_logprobs: F4 | F8
+    """(Σ lengths·k,) as sent: values above 0, sums above 1 or duplicates are judged by the core, not here."""
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryColumns:
+    """n node events. Telemetry is small: what is not judged stays an event object (JSON) per row."""
+
+    n: int
+    node: LabelColumn
+    ts_us: I8
+    gauges: Mapping[str, F8]
+    """name → (n,) value or ABSENT: memory_used_bytes, memory_total_bytes (sums over GPUs), kv_usage,
+    kv_blocks_used, kv_blocks_total, kv_tokens_held, running, waiting, preemptions, oom_errors, internal, external."""
+    events: tuple[bytes, ...]
+    """(n,) each event as canonical JSON, for the archive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """One event (or, with `position` None, one whole record) that cannot be read."""
+
+    position: int | None
+    field: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """What a batching producer says of itself: `dropped` since its last acknowledged batch, by rollout and arm."""
+
+    producer_id: str
+    sequence: int
+    dropped: Mapping[str, int]
+    """"rollout/arm" → events dropped."""

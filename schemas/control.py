@@ -1,0 +1,195 @@
+"""What operators, gate and routers say to each other: spec, command, directive, decision, applied.
+
+JSON on the wire, always. Names and meaning: docs/events.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from schemas.events import Arm, Generation, Name, Text, TimeUs, Version
+
+DEFAULT_STEPS: Final = (1, 5, 10, 25, 50, 100)
+
+CommandName = Literal[
+    "start", "pause", "resume", "step", "new_generation", "abort", "promote", "retire", "snapshot", "policy"
+]
+RolloutState = Literal["observing", "paused", "narrowed", "promoted", "tripped"]
+Verdict = Literal["pass", "trip", "not_enough_data", "error"]
+Percent = Annotated[float, Meta(ge=0, le=100)]
+
+
+class ArmSpec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """An arm: what runs on it and on which nodes (glob patterns)."""
+
+    model_version: Name
+    prompt_version: Text | None = None
+    data_version: Text | None = None
+    system_version: Text | None = None
+    nodes: Annotated[tuple[Name, ...], Meta(min_length=1)]
+
+
+class RolloutSpec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A roll-out as an operator asks for it. Without `fallback` it is refused (G9)."""
+
+    v: Version = 1
+    rollout: Name
+    arms: dict[Arm, ArmSpec]
+    fallback: Name
+    steps: Annotated[tuple[Percent, ...], Meta(min_length=1)] = DEFAULT_STEPS
+    policy: str | None = None
+    """Policy text (YAML). Absent: the shipped default policy, which enforces."""
+    policy_hash: str | None = None
+    labels: dict[str, str] = {}
+
+
+class Expects(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Compare-and-set: the command is refused unless the roll-out stands exactly here."""
+
+    generation: Generation
+    epoch: Annotated[int, Meta(ge=0)]
+
+
+class Command(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An operator's command, on `klaxon.commands`, key = rollout. `start` carries {"spec": RolloutSpec}."""
+
+    v: Version
+    command_id: Name
+    rollout: Name
+    ts_us: TimeUs
+    command: CommandName
+    arguments: dict[str, object] = {}
+    by: Name
+    expects: Expects | None = None
+
+
+class Segment(Struct, frozen=True, kw_only=True):
+    """A class of traffic: one value of one dimension."""
+
+    dimension: str
+    value: str
+
+
+class Located(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a deviation sits (G7). Shares in 0..1."""
+
+    dimension: str
+    value: str
+    share_of_excess: float
+    share_of_traffic: float
+
+
+class Cause(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a directive says what it says (X5)."""
+
+    rule: str
+    capability: str | None = None
+    metric: str | None = None
+    value: float | None = None
+    bound: float | None = None
+    limit: float | None = None
+    window_us: int | None = None
+    samples: int | None = None
+    coverage: float | None = None
+    scope: str | None = None
+    located: Located | None = None
+    pair_ids: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    """Further rules that tripped at the same evaluation."""
+
+
+class Directive(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The whole desired state of a roll-out, on `klaxon.control` (compacted), key = rollout."""
+
+    v: int = 1
+    rollout: Name
+    generation: Generation
+    epoch: int
+    ts_us: TimeUs
+    lease_until_us: TimeUs
+    dead_man_us: int
+    state: RolloutState
+    weights: dict[str, float]
+    """version → percent, sum 100."""
+    last_promoted: dict[str, float]
+    ejected_nodes: tuple[str, ...] = ()
+    excluded_segments: tuple[Segment, ...] = ()
+    level: Literal[0, 1, 2] = 0
+    fallback: str
+    cause: Cause | None = None
+    policy_hash: str = ""
+
+
+class Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One rule in one scope, as a decision saw it."""
+
+    rule: str
+    scope: str
+    verdict: Verdict
+    metric: str
+    value: float | None = None
+    limit: float | None = None
+    samples: int = 0
+    reason: str = ""
+
+
+class Inputs(Struct, frozen=True, kw_only=True):
+    """The input vector of a decision: replayed at it, the gate writes identical bytes."""
+
+    offsets: dict[str, int]
+    """"topic/partition" (finals), "~topic/partition" (fresh) → source offset read through."""
+    command_offset: int
+    complete_through: int
+    """Newest complete second (seconds since the epoch), −1 if none."""
+    now_us: TimeUs
+
+
+class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A decision, on `klaxon.decisions`: the directive it led to, its inputs, every rule's evaluation."""
+
+    v: int = 1
+    kind: Literal["command", "refused", "trip", "step", "pause", "promote", "gap", "eject", "close"]
+    directive: Directive | None
+    inputs: Inputs
+    evaluations: tuple[Evaluation, ...] = ()
+    command_id: str | None = None
+    reason: str = ""
+
+
+class Rollout(Struct, frozen=True, kw_only=True):
+    """`klaxon.rollouts`: the spec and the policy text in force, with its hash."""
+
+    v: int = 1
+    rollout: Name
+    spec: RolloutSpec
+    policy: str
+    policy_hash: str
+    command_offset: int
+
+
+class Applied(Struct, frozen=True, kw_only=True):
+    """`klaxon.applied`: a router holds this directive since then."""
+
+    v: int = 1
+    rollout: Name
+    router: Name
+    generation: Generation
+    epoch: int
+    applied_us: TimeUs
+
+
+class DeadLetter(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`klaxon.dead-letter`: what could not be read, and where it stands; no payload unless configured."""
+
+    v: int = 1
+    topic: str
+    partition: int
+    offset: int
+    position: int | None
+    """Index of the event inside its record; null: the whole record."""
+    field: str
+    reason: str
+    sha256: str
+    payload: str | None = None
