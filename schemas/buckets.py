@@ -16,6 +16,9 @@ SCORE_ONE: Final = 1 << 30
 """Scores, shares and cosines travel as integers in units of 2⁻³⁰."""
 
 
+WORST_KEPT: Final = 3
+
+
 class Population(Struct, frozen=True, array_like=True):
     """Whose evidence it is, by what the events themselves say. Part of every bucket's key.
 
@@ -53,6 +56,8 @@ class Cell(Struct, array_like=True):
     value: str
     counters: dict[str, int]
     measures: dict[str, Distribution]
+    worst: list[tuple[int, bytes]]
+    """Up to WORST_KEPT (score, pair id or signature), greatest first, ties by greater id: merging is exact."""
 
 
 class PopulationCells(Struct, array_like=True):
