@@ -1,0 +1,37 @@
+"""Options that every command shares: `--config FILE` and `--json`."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from pipeline.cli.exits import CommandError, Exit
+from pipeline.config import ConfigError, load_config
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def config_option(function: F) -> F:
+    """Add `--config FILE`; the command receives `config: Config`, resolved. A mistake exits with 2."""
+
+    @click.option("--config", "config_path", metavar="FILE", help="Configuration file (else KLAXON_CONFIG).")
+    @functools.wraps(function)
+    def with_config(*args: Any, config_path: str | None, **kwargs: Any) -> Any:
+        try:
+            config = load_config(config_path, os.environ)
+        except ConfigError as error:
+            raise CommandError(str(error), Exit.USAGE) from None
+        return function(*args, config=config, **kwargs)
+
+    return with_config  # type: ignore[return-value]  # functools.wraps keeps the command's own signature
+
+
+def json_option(function: F) -> F:
+    """Add `--json`; the command receives `as_json: bool` and then prints exactly one JSON object."""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")(
+        function
+    )

@@ -1,0 +1,206 @@
+"""Configuration: one YAML file plus `KLAXON_*` variables, resolved once into frozen objects.
+
+Later code never reads the environment. A variable `KLAXON_<SECTION>_<KEY>` overrides the file's
+`section: {key: …}`. An unknown section or key is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pipeline.errors import PipelineError
+from pipeline.yaml_lines import Document, YamlError, parse
+
+PREFIX: Final = "KLAXON_"
+NOT_CONFIGURATION: Final = frozenset({"KLAXON_CONFIG", "KLAXON_SHARED", "KLAXON_FAULT"})
+"""Variables of ours that are no configuration value: where the file is, the tests' data, a fault to inject."""
+
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[int, Meta(ge=1, le=86_400)]
+
+
+class ConfigError(PipelineError):
+    """The configuration is wrong; the message names file and line, or variable, and the remedy."""
+
+
+class KafkaConfig(Struct, frozen=True, kw_only=True):
+    """The broker and how groups behave on it."""
+
+    bootstrap: str = "127.0.0.1:9092"
+    security: Literal["plaintext"] = "plaintext"
+    transactions: bool = True
+    """False only on the embedded broker, which has none: one gate process, promises 1 and 6 not claimed."""
+    append_time: bool = True
+    """False only on the embedded broker, which keeps producers' times: log time is then their maximum."""
+    session_timeout_ms: Positive = 15_000
+    rebalance_timeout_ms: Positive = 30_000
+    fetch_wait_ms: Positive = 50
+    partitions: Annotated[int, Meta(ge=1, le=1024)] = 4
+    """Partitions of the input topics, for `klaxon topics create`; fixed from then on."""
+    replication: Annotated[int, Meta(ge=1, le=9)] = 3
+    connect_timeout_s: Seconds = 30
+    """How long a command waits for the broker before it gives up with exit code 3."""
+
+
+class ClickHouseConfig(Struct, frozen=True, kw_only=True):
+    """Where the archive is: `http://host:8123`, or `chdb:///folder` for the engine in process."""
+
+    dsn: str = "http://127.0.0.1:8123"
+    database: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$")] = "klaxon"
+    username: str = "default"
+    password: str = ""
+
+
+class ContentConfig(Struct, frozen=True, kw_only=True):
+    """What decides the content of buckets. Equal on all workers: a bucket's settings hash covers it."""
+
+    lateness_s: Seconds = 15
+    join_timeout_s: Seconds = 60
+    cells_per_bucket: Annotated[int, Meta(ge=16, le=65_536)] = 2_048
+
+
+class GateConfig(Struct, frozen=True, kw_only=True):
+    """Leases and the pace of judgement."""
+
+    lease_s: Seconds = 15
+    renew_s: Seconds = 5
+    dead_man_s: Seconds = 60
+    blind_after_s: Seconds = 45
+    fresh_interval_ms: Positive = 50
+
+
+class PolicyConfig(Struct, frozen=True, kw_only=True):
+    """The policy of roll-outs whose spec carries none."""
+
+    file: str | None = None
+    """Path of a policy file; absent: the shipped default policy."""
+
+
+class ArchiveConfig(Struct, frozen=True, kw_only=True):
+    """How the archive worker cuts blocks, and where it answers read-only queries."""
+
+    block_rows: Annotated[int, Meta(ge=1, le=100_000)] = 100_000
+    block_bytes: Annotated[int, Meta(ge=1, le=64 << 20)] = 64 << 20
+    block_age_ms: Positive = 1_000
+    query_listen: str | None = None
+    """`host:port` of the read-only query endpoint (embedded ClickHouse only); absent: none."""
+
+
+class RouterConfig(Struct, frozen=True, kw_only=True):
+    """The router that follows the control topic."""
+
+    name: str = "router-1"
+
+
+class DeadLetterConfig(Struct, frozen=True, kw_only=True):
+    """Dead letters hold no payload unless asked for: it may be personal."""
+
+    payload: bool = False
+
+
+class Config(Struct, frozen=True, kw_only=True):
+    """Everything configurable, resolved."""
+
+    kafka: KafkaConfig = KafkaConfig()
+    clickhouse: ClickHouseConfig = ClickHouseConfig()
+    content: ContentConfig = ContentConfig()
+    gate: GateConfig = GateConfig()
+    policy: PolicyConfig = PolicyConfig()
+    archive: ArchiveConfig = ArchiveConfig()
+    router: RouterConfig = RouterConfig()
+    dead_letter: DeadLetterConfig = DeadLetterConfig()
+
+
+def _keys(section: str) -> tuple[str, ...]:
+    return tuple(type(getattr(Config(), section)).__struct_fields__)
+
+
+SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {name: _keys(name) for name in Config.__struct_fields__}
+
+
+def load_config(path: str | None, environ: Mapping[str, str]) -> Config:
+    """Resolve file and environment. `path` None: `KLAXON_CONFIG`, else defaults. Raises ConfigError.
+
+    Reads the file; blocks.
+    """
+    path = path or environ.get("KLAXON_CONFIG")
+    values, document = _read_file(path)
+    from_environment = _overlay(values, environ)
+    try:
+        return msgspec.convert(values, Config, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_place_of(str(error), path, document, from_environment)) from None
+
+
+def _read_file(path: str | None) -> tuple[dict[str, dict[str, object]], Document]:
+    if path is None:
+        return {}, Document({}, {})
+    try:
+        document = parse(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"configuration {path}: cannot be read: {error.strerror}; name another file with --config"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"configuration {path}: not UTF-8 text; save it as UTF-8") from None
+    except YamlError as error:
+        raise ConfigError(f"{path}:{error.line}: {error}; mend the YAML there") from None
+    if not isinstance(document.data, dict):
+        raise ConfigError(f"{path}:1: a mapping of sections is expected: {', '.join(SECTIONS)}")
+    values: dict[str, dict[str, object]] = {}
+    for section, content in document.data.items():
+        if section not in SECTIONS:
+            raise ConfigError(
+                f"{path}:{document.line_of((section,))}: unknown section {section!r}{_nearest(section, SECTIONS)}"
+            )
+        if not isinstance(content, dict):
+            raise ConfigError(
+                f"{path}:{document.line_of((section,))}: {section}: a mapping is expected: {', '.join(SECTIONS[section])}"
+            )
+        for key in content:
+            if key not in SECTIONS[section]:
+                line = document.line_of((section, key))
+                raise ConfigError(
+                    f"{path}:{line}: unknown key {section}.{key}{_nearest(key, SECTIONS[section])}"
+                )
+        values[section] = dict(content)
+    return values, document
+
+
+def _overlay(values: dict[str, dict[str, object]], environ: Mapping[str, str]) -> dict[str, str]:
+    """Put the variables over the file's values; returns path → variable for messages."""
+    known = {
+        f"{PREFIX}{section.upper()}_{key.upper()}": (section, key)
+        for section, keys in SECTIONS.items()
+        for key in keys
+    }
+    used: dict[str, str] = {}
+    for variable, value in environ.items():
+        if not variable.startswith(PREFIX) or variable in NOT_CONFIGURATION:
+            continue
+        if variable not in known:
+            raise ConfigError(f"unknown variable {variable}{_nearest(variable, known)}")
+        section, key = known[variable]
+        values.setdefault(section, {})[key] = value
+        used[f"$.{section}.{key}"] = variable
+    return used
+
+
+def _nearest(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+def _place_of(message: str, path: str | None, document: Document, from_environment: Mapping[str, str]) -> str:
+    what, _, at = message.partition(" - at `")
+    at = at.rstrip("`")
+    if at in from_environment:
+        return f"variable {from_environment[at]}: {what}"
+    parts = tuple(at.removeprefix("$.").split("."))
+    return f"{path}:{document.line_of(parts)}: {'.'.join(parts)}: {what}"
