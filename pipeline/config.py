@@ -19,7 +19,7 @@ from pipeline.yaml_lines import Document, YamlError, parse
 
 PREFIX: Final = "KLAXON_"
 NOT_CONFIGURATION: Final = frozenset({"KLAXON_CONFIG", "KLAXON_SHARED", "KLAXON_FAULT"})
-"""Variables of ours that are no configuration value: where the file is, the tests' data, a fault to inject."""
+"""Variables of ours that configure nothing: where the file is, the tests' data, a fault to inject."""
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[int, Meta(ge=1, le=86_400)]
@@ -155,13 +155,12 @@ def _read_file(path: str | None) -> tuple[dict[str, dict[str, object]], Document
         raise ConfigError(f"{path}:1: a mapping of sections is expected: {', '.join(SECTIONS)}")
     values: dict[str, dict[str, object]] = {}
     for section, content in document.data.items():
+        line = document.line_of((section,))
         if section not in SECTIONS:
-            raise ConfigError(
-                f"{path}:{document.line_of((section,))}: unknown section {section!r}{_nearest(section, SECTIONS)}"
-            )
+            raise ConfigError(f"{path}:{line}: unknown section {section!r}{_nearest(section, SECTIONS)}")
         if not isinstance(content, dict):
             raise ConfigError(
-                f"{path}:{document.line_of((section,))}: {section}: a mapping is expected: {', '.join(SECTIONS[section])}"
+                f"{path}:{line}: {section} holds keys, one a line: {', '.join(SECTIONS[section])}"
             )
         for key in content:
             if key not in SECTIONS[section]:

@@ -57,7 +57,7 @@ def _plain(loader: yaml.SafeLoader, node: yaml.Node, path: Path, lines: dict[Pat
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, object] = {}
         for key_node, value_node in node.value:
-            key = str(loader.construct_object(key_node))  # type: ignore[no-untyped-call]
+            key = str(loader.construct_object(key_node))
             if key in mapping:
                 raise YamlError(f"{key!r} stands twice", key_node.start_mark.line + 1)
             mapping[key] = _plain(loader, value_node, (*path, key), lines)
@@ -66,6 +66,6 @@ def _plain(loader: yaml.SafeLoader, node: yaml.Node, path: Path, lines: dict[Pat
     if isinstance(node, yaml.SequenceNode):
         return [_plain(loader, item, (*path, at), lines) for at, item in enumerate(node.value)]
     try:
-        return loader.construct_object(node)  # type: ignore[no-untyped-call]
+        return loader.construct_object(node)
     except (yaml.YAMLError, ValueError) as error:
         raise YamlError(str(error).splitlines()[0], node.start_mark.line + 1) from None

@@ -1,0 +1,91 @@
+"""One file and the environment become frozen objects; every mistake names its place and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import SECTIONS, Config, ConfigError, load_config
+
+
+def file_with(folder: Path, text: str) -> str:
+    path = folder / "klaxon.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_defaults_without_file_or_variables() -> None:
+    assert load_config(None, {}) == Config()
+
+
+def test_file_then_variable_over_it(tmp_path: Path) -> None:
+    path = file_with(tmp_path, "kafka:\n  bootstrap: a:1\n  partitions: 8\ncontent: {lateness_s: 1}\n")
+    config = load_config(path, {"KLAXON_KAFKA_BOOTSTRAP": "b:2", "KLAXON_KAFKA_TRANSACTIONS": "false"})
+    assert config.kafka.bootstrap == "b:2"
+    assert config.kafka.partitions == 8
+    assert config.kafka.transactions is False
+    assert config.content.lateness_s == 1
+
+
+def test_the_file_may_be_named_by_variable(tmp_path: Path) -> None:
+    path = file_with(tmp_path, "router:\n  name: edge\n")
+    assert load_config(None, {"KLAXON_CONFIG": path}).router.name == "edge"
+
+
+def test_every_value_has_a_variable() -> None:
+    for section, keys in SECTIONS.items():
+        for key in keys:
+            value = getattr(getattr(Config(), section), key)
+            text = (
+                "http://x" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+            )
+            load_config(None, {f"KLAXON_{section}_{key}".upper(): text})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "kafka:\n  bootstrap: x:1\ncontent:\n  latenes_s: 3\n",
+            ":4: unknown key content.latenes_s; did you mean 'lateness_s'?",
+        ),
+        ("kafak: {}\n", ":1: unknown section 'kafak'; did you mean 'kafka'?"),
+        ("content:\n  lateness_s: soon\n", ":2: content.lateness_s: Expected `int`"),
+        ("content:\n\n  lateness_s: 0\n", ":3: content.lateness_s: Expected `int` >= 1"),
+        ("kafka: 3\n", ":1: kafka holds keys"),
+        ("- a\n", ":1: a mapping of sections"),
+        ("kafka: {bootstrap: [}\n", ":1:"),
+        ("kafka:\n  partitions: 1\n  partitions: 2\n", ":3: 'partitions' stands twice"),
+        ("clickhouse:\n  database: a-b\n", ":2: clickhouse.database"),
+    ],
+)
+def test_a_mistake_in_the_file_names_its_line(tmp_path: Path, text: str, told: str) -> None:
+    path = file_with(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {})
+    assert told in str(caught.value)
+    assert path in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("KLAXON_KAFKA_BOOTSTRP", "x", "did you mean 'KLAXON_KAFKA_BOOTSTRAP'?"),
+        ("KLAXON_CONTENT_LATENESS_S", "abc", "variable KLAXON_CONTENT_LATENESS_S"),
+        ("KLAXON_KAFKA_TRANSACTIONS", "maybe", "variable KLAXON_KAFKA_TRANSACTIONS"),
+    ],
+)
+def test_a_mistaken_variable_is_named(variable: str, value: str, told: str) -> None:
+    with pytest.raises(ConfigError, match="KLAXON_") as caught:
+        load_config(None, {variable: value})
+    assert told in str(caught.value)
+
+
+def test_an_absent_or_binary_file_is_no_traceback(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(str(tmp_path / "none.yaml"), {})
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_config(str(binary), {})
