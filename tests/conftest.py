@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ("tests.kafka.fixtures",)
+
 IN_CI = os.environ.get("CI") == "true"
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -1,0 +1,187 @@
+"""The broker outside Faust: connection options, waiting for it, reading a range of offsets once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+from aiokafka.structs import ConsumerRecord
+
+from pipeline.config import KafkaConfig
+from pipeline.errors import PipelineError
+from pipeline.workers.records import Partition, Record
+from schemas.topics import Topic
+
+log = logging.getLogger("klaxon.broker")
+
+RETRY_FIRST_S: Final = 0.5
+RETRY_LONGEST_S: Final = 15.0
+REQUEST_TIMEOUT_MS: Final = 40_000
+
+
+class BrokerError(PipelineError):
+    """The broker cannot be used as it is; the message names what is wrong, where, and the remedy."""
+
+
+class BrokerAwayError(BrokerError):
+    """The broker could not be reached."""
+
+
+def client_options(kafka: KafkaConfig) -> dict[str, Any]:
+    """Connection options of every aiokafka client of ours."""
+    return {"bootstrap_servers": kafka.bootstrap.split(","), "request_timeout_ms": REQUEST_TIMEOUT_MS}
+
+
+def isolation(kafka: KafkaConfig) -> str:
+    """Every reader skips aborted and waits for open transactions, where the broker knows any."""
+    return "read_committed" if kafka.transactions else "read_uncommitted"
+
+
+@asynccontextmanager
+async def admin_client(kafka: KafkaConfig) -> AsyncIterator[AIOKafkaAdminClient]:
+    """A started admin client; raises BrokerAwayError when the broker cannot be reached."""
+    admin = AIOKafkaAdminClient(**client_options(kafka))
+    with quiet_aiokafka():
+        try:
+            await admin.start()
+        except (KafkaError, OSError) as error:
+            await admin.close()
+            raise BrokerAwayError(f"cannot reach Kafka at {kafka.bootstrap} ({error})") from None
+    try:
+        yield admin
+    finally:
+        await admin.close()
+
+
+class quiet_aiokafka:  # noqa: N801 (used as a function)
+    """Keeps aiokafka's own lines about a failed connection off the log: ours says it once, and clearer."""
+
+    def __enter__(self) -> None:
+        self._logger = logging.getLogger("aiokafka")
+        self._level = self._logger.level
+        self._logger.setLevel(logging.CRITICAL)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.setLevel(self._level)
+
+
+def back_off_s(attempt: int) -> float:
+    """Seconds to wait after the n-th failure (from 0): doubling, at most RETRY_LONGEST_S, with jitter."""
+    longest = min(RETRY_LONGEST_S, RETRY_FIRST_S * 2.0 ** min(attempt, 16))
+    return longest * random.uniform(0.75, 1.0)  # noqa: S311 (jitter, not a secret)
+
+
+async def partition_counts(kafka: KafkaConfig, topics: Iterable[Topic]) -> dict[Topic, int]:
+    """Partitions of the topics that exist; raises BrokerAwayError."""
+    async with admin_client(kafka) as admin:
+        try:
+            described = await admin.describe_topics([topic.value for topic in topics])
+        except (KafkaError, OSError) as error:
+            raise BrokerAwayError(f"cannot reach Kafka at {kafka.bootstrap} ({error})") from None
+    return {
+        Topic(topic["topic"]): len(topic["partitions"])
+        for topic in described
+        if topic["error_code"] == 0 and topic["partitions"]
+    }
+
+
+async def wait_for_topics(kafka: KafkaConfig, topics: Iterable[Topic]) -> dict[Topic, int]:
+    """Partition count per topic, once the broker answers and all of them exist.
+
+    Says what is missing and tries again with back-off, without end: a worker has nothing better to do.
+    """
+    wanted = tuple(topics)
+    attempt = 0
+    while True:
+        try:
+            counts = await partition_counts(kafka, wanted)
+        except BrokerAwayError as error:
+            problem = str(error)
+        else:
+            missing = [topic.value for topic in wanted if topic not in counts]
+            if not missing:
+                return counts
+            problem = f"no topic {', '.join(missing)} at {kafka.bootstrap}: run `klaxon topics create`"
+        delay_s = back_off_s(attempt)
+        log.warning("%s; trying again in %.1f s", problem, delay_s)
+        await asyncio.sleep(delay_s)
+        attempt += 1
+
+
+def as_record(record: ConsumerRecord[bytes, bytes]) -> Record:
+    """The record of an aiokafka consumer as ours."""
+    return Record(
+        topic=Topic(record.topic),
+        partition=record.partition,
+        offset=record.offset,
+        append_us=record.timestamp * 1000,
+        timestamp_type=record.timestamp_type,
+        headers=dict(record.headers),
+        key=record.key,
+        value=record.value or b"",
+    )
+
+
+class RangeReader:
+    """Reads ranges of offsets, outside any consumer group. `start` before use, `stop` after."""
+
+    def __init__(self, kafka: KafkaConfig) -> None:
+        self._consumer: AIOKafkaConsumer[bytes, bytes] = AIOKafkaConsumer(
+            **client_options(kafka),
+            isolation_level=isolation(kafka),
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=kafka.fetch_wait_ms,
+        )
+
+    async def start(self) -> None:
+        """Connect; raises aiokafka's KafkaConnectionError."""
+        await self._consumer.start()
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        await self._consumer.stop()
+
+    async def end_offsets(self, places: Iterable[Partition]) -> dict[Partition, int]:
+        """First offset after the last readable record, per partition (read_committed: the stable end)."""
+        ends = await self._consumer.end_offsets([TopicPartition(*place) for place in places])
+        return {Partition(*place): offset for place, offset in ends.items()}
+
+    async def begin_offsets(self, places: Iterable[Partition]) -> dict[Partition, int]:
+        """First offset that is still retained, per partition."""
+        begins = await self._consumer.beginning_offsets([TopicPartition(*place) for place in places])
+        return {Partition(*place): offset for place, offset in begins.items()}
+
+    async def offsets_at(self, times_us: Mapping[Partition, int]) -> dict[Partition, int | None]:
+        """First offset whose record time is not before the given one; None where there is none yet."""
+        found = await self._consumer.offsets_for_times(
+            {TopicPartition(*place): max(0, time_us // 1000) for place, time_us in times_us.items()}
+        )
+        return {Partition(*place): None if at is None else at.offset for place, at in found.items()}
+
+    async def read(self, ranges: Mapping[Partition, tuple[int, int]]) -> AsyncIterator[Record]:
+        """Every readable record with first ≤ offset < end, each partition in offset order.
+
+        Ends when each partition's position has passed its end, so a range that holds nothing but markers and
+        aborted records ends too.
+        """
+        open_ranges = {TopicPartition(*place): end for place, (first, end) in ranges.items() if first < end}
+        self._consumer.assign(list(open_ranges))
+        for place in open_ranges:
+            self._consumer.seek(place, ranges[Partition(*place)][0])
+        while open_ranges:
+            batches = await self._consumer.getmany(*open_ranges, timeout_ms=100)
+            for place, records in batches.items():
+                for record in records:
+                    if record.offset < open_ranges[place]:
+                        yield as_record(record)
+            for place in list(open_ranges):
+                if await self._consumer.position(place) >= open_ranges[place]:
+                    del open_ranges[place]

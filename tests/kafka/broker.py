@@ -1,0 +1,87 @@
+"""Starts real brokers for tests: Apache Kafka from its jars, and the embedded one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.config import KafkaConfig
+from tests.conftest import REPOSITORY, required_or_skip
+
+KAFKA_SH = REPOSITORY / "infra" / "kafka" / "kafka.sh"
+START_TIMEOUT_S = 240
+"""Generous: the first start collects the jars."""
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A running broker: how this process and worker processes are configured for it."""
+
+    config: KafkaConfig
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def bootstrap(self) -> str:
+        """`host:port`."""
+        return self.config.bootstrap
+
+
+def broker_of(config: KafkaConfig) -> Broker:
+    """The broker of this configuration, with the same configuration as `KLAXON_KAFKA_*` variables."""
+    default = KafkaConfig()
+    changed = {
+        name: getattr(config, name)
+        for name in KafkaConfig.__struct_fields__
+        if getattr(config, name) != getattr(default, name)
+    }
+    return Broker(
+        config,
+        {
+            f"KLAXON_KAFKA_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in changed.items()
+        },
+    )
+
+
+@contextmanager
+def apache_kafka(folder: Path) -> Iterator[Broker]:
+    """One broker with its data in `folder`; short sessions. Without Java: skips, in CI fails."""
+    for program in ("java", "mvn"):
+        if shutil.which(program) is None:
+            required_or_skip(f"{program} is not installed: Apache Kafka's jars need Java 17 and Maven 3.8")
+    bootstrap = _kafka_sh("start", folder)
+    try:
+        yield broker_of(
+            KafkaConfig(
+                bootstrap=bootstrap,
+                replication=1,
+                partitions=2,
+                session_timeout_ms=6_000,
+                rebalance_timeout_ms=6_000,
+            )
+        )
+    finally:
+        _kafka_sh("stop", folder)
+
+
+def _kafka_sh(action: str, folder: Path) -> str:
+    # To files, not pipes: the broker it starts would keep a pipe open.
+    out = folder.parent / f"{folder.name}-{action}.out"
+    with out.open("wb") as stream:
+        done = subprocess.run(
+            ["bash", str(KAFKA_SH), action, str(folder)],
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            timeout=START_TIMEOUT_S,
+            env=dict(os.environ),
+            check=False,
+        )
+    text = out.read_text()
+    if done.returncode != 0:
+        raise RuntimeError(f"kafka.sh {action} failed:\n{text}")
+    return text.strip().rpartition("\n")[2]

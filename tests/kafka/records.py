@@ -1,0 +1,131 @@
+"""Writing and reading topics in tests, without any code of the pipeline's workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.structs import ConsumerRecord
+
+from pipeline.workers import topics
+from schemas.topics import CONTENT_TYPE, JSON, Topic
+from tests.kafka.broker import Broker
+
+
+@dataclass(frozen=True)
+class Written:
+    """A record a test wants in a topic."""
+
+    topic: str
+    value: bytes
+    key: bytes | None = None
+    partition: int | None = None
+    content_type: str | None = JSON
+    timestamp_ms: int | None = None
+
+
+async def fresh_topics(broker: Broker) -> None:
+    """Delete all our topics with their groups' offsets, and create them anew."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    await admin.start()
+    try:
+        ours = {topic.value for topic in Topic} & set(await admin.list_topics())
+        if ours:
+            await admin.delete_topics(sorted(ours))
+            while ours & set(await admin.list_topics()):  # noqa: ASYNC110 (the broker has no event for it)
+                await asyncio.sleep(0.05)
+    finally:
+        await admin.close()
+    await topics.create(broker.config)
+
+
+@asynccontextmanager
+async def producer(
+    broker: Broker, *, transactional_id: str | None = None, linger_ms: int = 0
+) -> AsyncIterator[AIOKafkaProducer]:
+    """A started producer."""
+    client = AIOKafkaProducer(
+        bootstrap_servers=broker.bootstrap, transactional_id=transactional_id, linger_ms=linger_ms
+    )
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.stop()
+
+
+async def produce(broker: Broker, records: Iterable[Written]) -> list[int]:
+    """Write the records in order, each acknowledged before the next; returns their offsets."""
+    offsets = []
+    async with producer(broker) as client:
+        for record in records:
+            headers = [] if record.content_type is None else [(CONTENT_TYPE, record.content_type.encode())]
+            sent = await client.send_and_wait(
+                record.topic,
+                record.value,
+                key=record.key,
+                partition=record.partition,
+                timestamp_ms=record.timestamp_ms,
+                headers=headers,
+            )
+            offsets.append(sent.offset)
+    return offsets
+
+
+async def dump(
+    broker: Broker, topic: str, *, committed_only: bool = True
+) -> list[ConsumerRecord[bytes, bytes]]:
+    """Every record of a topic as it stands now, by partition and offset."""
+    consumer: AIOKafkaConsumer[bytes, bytes] = AIOKafkaConsumer(
+        bootstrap_servers=broker.bootstrap,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        isolation_level=(
+            "read_committed" if committed_only and broker.config.transactions else "read_uncommitted"
+        ),
+        fetch_max_wait_ms=50,
+    )
+    await consumer.start()
+    found: list[ConsumerRecord[bytes, bytes]] = []
+    try:
+        await consumer._client.force_metadata_update()
+        places = [
+            TopicPartition(topic, number)
+            for number in sorted(consumer._client.cluster.partitions_for_topic(topic) or ())
+        ]
+        ends = await consumer.end_offsets(places)
+        begins = await consumer.beginning_offsets(places)
+        consumer.assign(places)
+        for place in places:
+            consumer.seek(place, begins[place])
+        unread = {place for place in places if begins[place] < ends[place]}
+        while unread:
+            for place, records in (await consumer.getmany(*unread, timeout_ms=100)).items():
+                found += [record for record in records if record.offset < ends[place]]
+            for place in list(unread):
+                if await consumer.position(place) >= ends[place]:
+                    unread.discard(place)
+    finally:
+        await consumer.stop()
+    return sorted(found, key=lambda record: (record.partition, record.offset))
+
+
+async def committed_offsets(broker: Broker, group: str, places: Sequence[TopicPartition]) -> dict[str, int]:
+    """What a group has committed, as "topic/partition" → offset; partitions without a commit are left out."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    await admin.start()
+    try:
+        found = await admin.list_consumer_group_offsets(group, partitions=list(places))
+    finally:
+        await admin.close()
+    return {f"{place.topic}/{place.partition}": at.offset for place, at in found.items() if at.offset >= 0}
+
+
+def now_us() -> int:
+    """Wall clock, in µs."""
+    return time.time_ns() // 1000

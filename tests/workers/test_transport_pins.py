@@ -1,0 +1,80 @@
+"""The private names of Faust and aiokafka that the transport stands on, against the exact pins."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+from faust.app.base import App
+from faust.transport.consumer import Consumer
+from faust.transport.drivers import aiokafka as driver
+
+from pipeline.config import KafkaConfig
+from pipeline.workers import transport
+
+
+@pytest.mark.parametrize(
+    ("package", "pinned"),
+    [("faust-streaming", "0.15.3"), ("mode-streaming", "0.7.1"), ("aiokafka", "0.14.0")],
+)
+def test_the_pins_are_installed(package: str, pinned: str) -> None:
+    assert version(package) == pinned
+
+
+def _resolve(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [(path, name) for path, names in transport.PRIVATE_NAMES.items() for name in names],
+)
+def test_every_private_name_is_still_there(path: str, name: str) -> None:
+    owner = _resolve(path)
+    source = inspect.getsource(owner)
+    assert hasattr(owner, name) or f"self.{name} =" in source or f"self.{name}:" in source
+
+
+async def test_the_consumer_thread_is_made_by_our_transport_and_reads_committed() -> None:
+    app = transport.KlaxonApp("group", KafkaConfig(fetch_wait_ms=37))
+    app.finalize()
+    made = app.transport.create_consumer(
+        callback=lambda _: None, on_partitions_revoked=None, on_partitions_assigned=None
+    )
+    thread = made._thread
+    consumer = thread._create_worker_consumer(app.transport)
+    try:
+        assert consumer._isolation_level == "read_committed"
+        assert consumer._fetch_max_wait_ms == 37
+    finally:
+        consumer._closed = True  # never started: nothing to stop
+        thread.thread_loop.close()
+
+
+def test_faust_still_hard_wires_the_opposite() -> None:
+    """When this fails, Faust has an isolation setting of its own: use it, and drop the subclass."""
+    source = inspect.getsource(driver.AIOKafkaConsumerThread._create_worker_consumer)
+    assert 'isolation_level: str = "read_uncommitted"' in source
+    assert "fetch_max_wait_ms=1500" in source
+
+
+def test_isolation_and_fetch_wait_are_read_when_the_consumer_starts() -> None:
+    """We set both after construction; they count because only `start` hands them to the fetcher."""
+    source = inspect.getsource(AIOKafkaConsumer.start)
+    assert "isolation_level=self._isolation_level" in source
+    assert "fetch_max_wait_ms=self._fetch_max_wait_ms" in source
+
+
+def test_commit_offsets_flushes_and_drops_what_is_not_ours() -> None:
+    source = inspect.getsource(Consumer._commit_offsets)
+    assert "self.app.producer.flush()" in source
+    assert "assignment = self.assignment()" in source
+
+
+def test_faust_makes_folders_only_where_we_override_it() -> None:
+    assert "_create_directories" in inspect.getsource(App.on_first_start)
