@@ -1,70 +1,115 @@
-"""Which positions of top-k lists can be read at all: one rule for readers at the edge and for the scoring core.
-
-Shapes: lists are matrices (k, T), one column per position, so that every step runs along contiguous memory.
-Log-probabilities are natural logarithms.
-"""
+"""Which positions of top-k lists can be read at all: one rule for the edge and for the scoring core."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from schemas.columns import F8, I8, KINDS, NOT_LISTED, Bool, LogitColumns
+from schemas.columns import NOT_LISTED, Bool, LogitColumns
 
-NOT_MEASURED: Final = -9999.0
-"""Engines write this value, or −inf, for "zero or unknown": such an entry is not listed."""
-MAX_LOGPROB: Final = 1e-3
-"""A log-probability above this is none; up to it, it is rounding."""
-MAX_MASS: Final = 1.0 + 1e-3
-"""Listed probabilities that sum to more than this belong to no distribution."""
+LOGPROB_SLACK: Final = 1e-3
+"""A log-probability above this is none."""
+MASS_SLACK: Final = 1e-3
+"""A position whose listed probabilities sum to more than 1 + this is none."""
 
-_LOGITS: Final = KINDS.index("logits")
-
-
-def listed_entries(ids: I8, logprobs: F8) -> Bool:
-    """Which entries name a token and a value. Shapes (k, T). NaN counts as named: it spoils its position."""
-    return (ids > NOT_LISTED) & ~(logprobs <= NOT_MEASURED)
+_LOGPROBS: Final = 0
+_FEW: Final = 6
+"""Up to this k, duplicates are found by comparing columns pairwise; above, by sorting."""
 
 
-def valid_lists(ids: I8, logprobs: F8, logits: Bool) -> Bool:
-    """Which of T positions can be read. `ids`, `logprobs`: (k, T); `logits`: (T,), values without normaliser.
+def _duplicated(ids: NDArray[Any]) -> Bool:
+    """Rows of `ids` (k, rows) in which one id is listed twice."""
+    k, rows = ids.shape
+    found = np.zeros(rows, dtype=np.bool_)
+    if k <= _FEW:
+        for i in range(k):
+            for j in range(i):
+                found |= (ids[i] == ids[j]) & (ids[i] != NOT_LISTED)
+        return found
+    ordered = np.sort(ids, axis=0)
+    return np.asarray(((ordered[1:] == ordered[:-1]) & (ordered[1:] != NOT_LISTED)).any(axis=0))
 
-    Invalid: nothing listed, NaN, +inf, the same token twice, and (unless `logits`) a log-probability above
-    MAX_LOGPROB or a sum of probabilities above MAX_MASS.
-    """
-    listed = listed_entries(ids, logprobs)
-    values = np.where(listed, logprobs, -np.inf)
-    largest = values.max(axis=0, initial=-np.inf)
-    # A NaN makes `largest` NaN and an empty list makes it −inf: both fail this comparison.
-    valid: Bool = (largest > -np.inf) & (largest < np.inf)
+
+def valid_lists(ids: NDArray[Any], logprobs: NDArray[Any], normalised: Bool) -> Bool:
+    """Validity of positions given as columns: `ids`, `logprobs` (k, rows), `normalised` (rows,)."""
+    k, rows = ids.shape
+    if k == 0:
+        return np.zeros(rows, dtype=np.bool_)
+    listed = (logprobs > -np.inf) & (ids != NOT_LISTED)
+    # NaN fails both comparisons and so leaves the position unlisted or infinite: invalid either way.
+    finite = (logprobs < np.inf).all(axis=0)
+    values = np.where(listed, logprobs, -np.inf).astype(np.float64)
     with np.errstate(over="ignore"):
         mass = np.exp(values).sum(axis=0)
-    valid &= logits | ((largest <= MAX_LOGPROB) & (mass <= MAX_MASS))
-    k = ids.shape[0]
-    tokens = np.where(listed, ids, -2 - np.arange(k)[:, None])
-    for row in range(1, k):
-        valid &= ~(tokens[:row] == tokens[row]).any(axis=0)
-    return valid
+    sane = (values <= LOGPROB_SLACK).all(axis=0) & (mass <= 1 + MASS_SLACK)
+    unlisted = ids if listed.all() else np.where(listed, ids, NOT_LISTED)
+    return np.asarray(listed.any(axis=0) & finite & (sane | ~normalised) & ~_duplicated(unlisted))
+
+
+def _runs(columns: LogitColumns, events: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """(k, events of that k) for these events."""
+    ks = columns.k[events]
+    for k in np.unique(ks):
+        yield int(k), events[ks == k]
+
+
+def _positions_of(columns: LogitColumns, events: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Global indices of all positions of these events, in order."""
+    starts = columns.offsets[events]
+    lengths = columns.offsets[events + 1] - starts
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+
+
+def _judge_events(columns: LogitColumns, events: NDArray[np.int64], valid: Bool) -> None:
+    """Fill `valid` (T,) for all positions of these events."""
+    for k, members in _runs(columns, events):
+        positions = _positions_of(columns, members)
+        lengths = columns.offsets[members + 1] - columns.offsets[members]
+        first = columns.entry_offsets[members] - columns.offsets[members] * k
+        entries = np.repeat(first, lengths) + positions * k
+        index = entries + np.arange(k)[:, None]
+        normalised = np.repeat(columns.kind[members] == _LOGPROBS, lengths)
+        valid[positions] = valid_lists(columns.top_ids[index], columns.top_logprobs[index], normalised)
 
 
 def valid_positions(columns: LogitColumns) -> Bool:
-    """Which positions of one record can be read: shape (T,), in the order of `columns.tokens`."""
-    valid = np.zeros(len(columns.tokens), dtype=np.bool_)
-    lengths = np.diff(columns.offsets)
-    for k in np.unique(columns.k[lengths > 0]):
-        events = np.flatnonzero((columns.k == k) & (lengths > 0))
-        if k == 0:
-            continue
-        counts = lengths[events]
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        positions = np.repeat(columns.offsets[events], counts) + within
-        starts = np.repeat(columns.entry_offsets[events], counts) + within * int(k)
-        entries = starts[None, :] + np.arange(int(k))[:, None]
-        logits = np.repeat(columns.kind[events] == _LOGITS, counts)
-        valid[positions] = valid_lists(
-            columns.top_ids[entries].astype(np.int64),
-            columns.top_logprobs[entries].astype(np.float64),
-            logits,
-        )
+    """(T,) positions that can be read.
+
+    Not: nothing listed; NaN or +inf; and, for `logprobs`, a value > 1e-3 or Σp > 1 + 1e-3; an id listed
+    twice. Entries of (NOT_LISTED, ·) or (·, −inf) are not listed and spoil nothing.
+    """
+    total = int(columns.offsets[-1])
+    valid = np.zeros(total, dtype=np.bool_)
+    if total == 0:
+        return valid
+    k = int(columns.k[0])
+    if bool((columns.k == k).all()):
+        normalised = np.repeat(columns.kind == _LOGPROBS, np.diff(columns.offsets))
+        ids = np.ascontiguousarray(columns.top_ids.reshape(total, k).T)
+        logprobs = np.ascontiguousarray(columns.top_logprobs.reshape(total, k).T)
+        return valid_lists(ids, logprobs, normalised)
+    _judge_events(columns, np.arange(columns.n), valid)
     return valid
+
+
+def has_valid_position(columns: LogitColumns) -> Bool:
+    """(n,) events with at least one position that can be read; reads little where the first one can."""
+    has = np.zeros(columns.n, dtype=np.bool_)
+    lengths = np.diff(columns.offsets)
+    for k, members in _runs(columns, np.flatnonzero((lengths > 0) & (columns.k > 0))):
+        index = columns.entry_offsets[members] + np.arange(k)[:, None]
+        has[members] = valid_lists(
+            columns.top_ids[index], columns.top_logprobs[index], columns.kind[members] == _LOGPROBS
+        )
+    doubtful = np.flatnonzero(~has & (lengths > 0))
+    if len(doubtful):
+        valid = np.zeros(int(columns.offsets[-1]), dtype=np.bool_)
+        _judge_events(columns, doubtful, valid)
+        counts = np.concatenate([[0], np.cumsum(valid)])
+        has[doubtful] = (counts[columns.offsets[doubtful + 1]] - counts[columns.offsets[doubtful]]) > 0
+    return has
