@@ -1,0 +1,199 @@
+"""Follows the control topic and keeps one `RouterState` per roll-out. Plain aiokafka, no consumer group.
+
+Each router reads the compacted topic from its beginning to its end, then follows it, read-committed: a
+directive of an aborted or open transaction is never seen. Every directive applied is reported to the caller
+and published on `klaxon.applied`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from agents.router.core import Effective, Outcome, RouterState
+from schemas.control import Applied, Directive
+from schemas.topics import Topic
+
+log = logging.getLogger(__name__)
+
+MAX_ROLLOUTS = 1024
+"""Roll-outs one router holds; further ones are refused, loudly."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """Where the control topic is, and who this router is."""
+
+    bootstrap: str
+    name: str
+    fetch_wait_ms: int = 50
+    retry_max_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The router's behaviour for one roll-out changed."""
+
+    rollout: str
+    generation: int
+    epoch: int
+    reason: str
+    """`applied`, `lease_expired`, `dead_man` or `lease_renewed`."""
+    effective: Effective
+    directive: Directive
+    changed_us: int
+
+
+class Router:
+    """Runs until `stop` is set. Retries an absent broker or topic with back-off, saying so once a try."""
+
+    def __init__(self, settings: RouterSettings, on_change: Callable[[Change], None]) -> None:
+        self._settings = settings
+        self._on_change = on_change
+        self._states: dict[str, RouterState] = {}
+        self._told: dict[str, tuple[int, int, Effective]] = {}
+        self.malformed = 0
+        """Records of the control topic that are no directive."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Follow the control topic until `stop` is set."""
+        delay_s = 0.5
+        while not stop.is_set():
+            consumer = AIOKafkaConsumer(
+                bootstrap_servers=self._settings.bootstrap,
+                group_id=None,
+                isolation_level="read_committed",
+                fetch_max_wait_ms=self._settings.fetch_wait_ms,
+                client_id=self._settings.name,
+            )
+            producer = AIOKafkaProducer(bootstrap_servers=self._settings.bootstrap, acks="all")
+            try:
+                await consumer.start()
+                await producer.start()
+                if await self._assign(consumer):
+                    delay_s = 0.5
+                    await self._follow(consumer, producer, stop)
+                else:
+                    log.warning("topic %s does not exist yet; next try in %.1f s", Topic.CONTROL, delay_s)
+            except KafkaError as error:
+                log.warning(
+                    "broker %s: %s; next try in %.1f s",
+                    self._settings.bootstrap,
+                    error or type(error),
+                    delay_s,
+                )
+            finally:
+                await consumer.stop()
+                await producer.stop()
+            await _wait(stop, delay_s)
+            delay_s = min(delay_s * 2, self._settings.retry_max_s)
+
+    async def _assign(self, consumer: AIOKafkaConsumer) -> bool:
+        # Refreshes the metadata: a consumer without a subscription learns of no topic by itself.
+        if Topic.CONTROL not in await consumer.topics():
+            return False
+        partitions = consumer.partitions_for_topic(Topic.CONTROL)
+        if not partitions:
+            return False
+        consumer.assign([TopicPartition(Topic.CONTROL, p) for p in sorted(partitions)])
+        await consumer.seek_to_beginning()
+        return True
+
+    async def _follow(
+        self, consumer: AIOKafkaConsumer, producer: AIOKafkaProducer, stop: asyncio.Event
+    ) -> None:
+        ends = await consumer.end_offsets(consumer.assignment())
+        caught_up = False
+        while not stop.is_set():
+            batches = await consumer.getmany(timeout_ms=200)
+            now_us = time.time_ns() // 1000
+            for records in batches.values():
+                for record in records:
+                    self._take(record.key, record.value, now_us)
+            if not caught_up:
+                positions = [await consumer.position(tp) >= end for tp, end in ends.items()]
+                caught_up = all(positions)
+            # What an older record said is of no interest to anyone: report only from the end on.
+            if caught_up:
+                for change in self._changes(now_us):
+                    self._on_change(change)
+                    await self._publish(producer, change)
+
+    def _take(self, key: bytes | None, value: bytes | None, now_us: int) -> None:
+        if value is None:
+            rollout = (key or b"").decode("utf-8", "replace")
+            self._states.pop(rollout, None)
+            self._told.pop(rollout, None)
+            return
+        try:
+            directive = msgspec.json.decode(value, type=Directive)
+        except msgspec.DecodeError as error:
+            self.malformed += 1
+            log.error("%s: a record is no directive and was ignored: %s", Topic.CONTROL, error)
+            return
+        state = self._states.get(directive.rollout)
+        if state is None:
+            if len(self._states) >= MAX_ROLLOUTS:
+                log.error("more than %d roll-outs; %s was ignored", MAX_ROLLOUTS, directive.rollout)
+                return
+            state = self._states[directive.rollout] = RouterState()
+        if state.apply(directive, now_us) is Outcome.EXPIRED:
+            log.warning(
+                "%s generation %d epoch %d: its lease is over, an increase was refused",
+                directive.rollout,
+                directive.generation,
+                directive.epoch,
+            )
+
+    def _changes(self, now_us: int) -> list[Change]:
+        changes = []
+        for rollout, state in self._states.items():
+            directive, effective = state.directive, state.effective(now_us)
+            if directive is None or effective is None:
+                continue
+            now = (directive.generation, directive.epoch, effective)
+            before = self._told.get(rollout)
+            if before == now:
+                continue
+            self._told[rollout] = now
+            reason = "applied"
+            if before is not None and before[:2] == now[:2]:
+                reason = _lease_reason(before[2], effective)
+            changes.append(Change(rollout, *now[:2], reason, effective, directive, now_us))
+        return changes
+
+    async def _publish(self, producer: AIOKafkaProducer, change: Change) -> None:
+        if change.reason != "applied":
+            return
+        applied = Applied(
+            rollout=change.rollout,
+            router=self._settings.name,
+            generation=change.generation,
+            epoch=change.epoch,
+            applied_us=change.changed_us,
+        )
+        await producer.send(Topic.APPLIED, msgspec.json.encode(applied), key=change.rollout.encode())
+
+
+def _lease_reason(before: Effective, now: Effective) -> str:
+    if now.dead_man and not before.dead_man:
+        return "dead_man"
+    if before.lease_valid and not now.lease_valid:
+        return "lease_expired"
+    if now.lease_valid and not before.lease_valid:
+        return "lease_renewed"
+    return "applied"
+
+
+async def _wait(stop: asyncio.Event, delay_s: float) -> None:
+    try:
+        await asyncio.wait_for(stop.wait(), delay_s)
+    except TimeoutError:
+        return

@@ -1,0 +1,152 @@
+"""The router's rules with a clock moved by hand: only greater, lease, dead man. Never more than allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.router.core import Outcome, RouterState
+from schemas.control import Directive
+
+SECOND = 1_000_000
+PROMOTED = {"v1": 100.0, "v2": 0.0}
+
+
+def directive(epoch: int, canary: float, at_s: float = 0.0, generation: int = 1, **changes: Any) -> Directive:
+    ts_us = int(at_s * SECOND)
+    made = Directive(
+        rollout="chat",
+        generation=generation,
+        epoch=epoch,
+        ts_us=ts_us,
+        lease_until_us=ts_us + 15 * SECOND,
+        dead_man_us=60 * SECOND,
+        state="observing",
+        weights={"v1": 100.0 - canary, "v2": canary},
+        last_promoted=PROMOTED,
+        fallback="v1",
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def canary_weight(state: RouterState, at_s: float) -> float:
+    return state.effective_weights(int(at_s * SECOND)).get("v2", 0.0)
+
+
+def test_nothing_holds_before_the_first_directive() -> None:
+    state = RouterState()
+    assert state.effective(0) is None
+    assert state.effective_weights(0) == {}
+
+
+def test_only_a_greater_generation_and_epoch_is_applied() -> None:
+    state = RouterState()
+    assert state.apply(directive(5, 10.0), 0) is Outcome.APPLIED
+    assert state.apply(directive(4, 25.0), 0) is Outcome.STALE
+    assert state.apply(directive(5, 25.0), 0) is Outcome.STALE  # the same key and lease: the same record
+    assert canary_weight(state, 0) == 10.0
+    assert state.apply(directive(1, 5.0, generation=2), 0) is Outcome.APPLIED
+    assert state.apply(directive(99, 50.0, generation=1), 0) is Outcome.STALE
+    assert canary_weight(state, 0) == 5.0
+
+
+def test_a_renewal_extends_the_lease_and_changes_nothing() -> None:
+    state = RouterState()
+    state.apply(directive(1, 10.0), 0)
+    assert state.apply(directive(1, 10.0, at_s=10), 10 * SECOND) is Outcome.RENEWED
+    held = state.effective(25 * SECOND)
+    assert held is not None
+    assert held.lease_valid
+    held = state.effective(25 * SECOND + 1)
+    assert held is not None
+    assert not held.lease_valid
+
+
+def test_an_expired_lease_forbids_an_increase_and_allows_a_decrease() -> None:
+    state = RouterState()
+    state.apply(directive(1, 10.0), 0)
+    late = 40 * SECOND
+    assert state.apply(directive(2, 25.0, at_s=10), late) is Outcome.EXPIRED
+    assert canary_weight(state, 40) == 10.0
+    assert state.apply(directive(3, 0.0, at_s=11, state="tripped"), late) is Outcome.APPLIED
+    assert canary_weight(state, 40) == 0.0
+    # The refused increase does not come back by an older record.
+    assert state.apply(directive(2, 25.0, at_s=39), late) is Outcome.STALE
+
+
+def test_a_refused_increase_is_applied_when_its_lease_is_renewed() -> None:
+    state = RouterState()
+    state.apply(directive(1, 10.0), 0)
+    assert state.apply(directive(2, 25.0, at_s=10), 26 * SECOND) is Outcome.EXPIRED
+    assert state.apply(directive(2, 25.0, at_s=27), 27 * SECOND) is Outcome.APPLIED
+    assert canary_weight(state, 27) == 25.0
+
+
+def test_a_router_that_starts_on_an_expired_directive_serves_the_promoted_split() -> None:
+    state = RouterState()
+    assert state.apply(directive(7, 50.0), 100 * SECOND) is Outcome.EXPIRED
+    assert state.effective_weights(100 * SECOND) == PROMOTED
+
+
+def test_dead_man_at_just_under_and_just_over_its_limit() -> None:
+    state = RouterState()
+    state.apply(directive(1, 25.0), 0)
+    assert canary_weight(state, 60) == 25.0
+    assert state.effective_weights(60 * SECOND + 1) == PROMOTED
+    state.apply(directive(1, 25.0, at_s=70), 70 * SECOND)
+    assert canary_weight(state, 70) == 25.0
+
+
+def test_a_trip_outlives_the_dead_man() -> None:
+    state = RouterState()
+    promoted = {"v1": 90.0, "v2": 10.0}
+    state.apply(directive(1, 10.0, last_promoted=promoted), 0)
+    state.apply(directive(2, 0.0, state="tripped", last_promoted=promoted), 0)
+    assert canary_weight(state, 3600) == 0.0
+
+
+records = st.builds(
+    directive,
+    epoch=st.integers(0, 6),
+    generation=st.integers(1, 3),
+    canary=st.sampled_from([0.0, 1.0, 5.0, 25.0, 100.0]),
+    at_s=st.integers(0, 200),
+)
+
+
+@given(st.lists(st.tuples(records, st.integers(0, 30)), max_size=20))
+def test_the_key_obeyed_never_falls_and_an_expired_lease_never_raises(
+    steps: list[tuple[Directive, int]],
+) -> None:
+    state = RouterState()
+    now_us = 0
+    greatest = (0, 0)
+    for record, pause_s in steps:
+        now_us += pause_s * SECOND
+        before = canary_weight(state, now_us / SECOND)
+        state.apply(record, now_us)
+        held = state.directive
+        assert held is not None
+        assert (held.generation, held.epoch) >= greatest
+        greatest = (held.generation, held.epoch)
+        after = state.effective_weights(now_us)
+        assert sum(after.values()) == 100.0
+        if after["v2"] > before:
+            assert now_us <= held.lease_until_us
+            assert after == held.weights
+
+
+@given(st.lists(records, min_size=1, max_size=12))
+def test_while_leases_hold_the_greatest_record_alone_decides(log: list[Directive]) -> None:
+    """Reading the whole log and reading only the greatest record end at the same weights."""
+    state, direct = RouterState(), RouterState()
+    first: dict[tuple[int, int], Directive] = {}
+    for record in log:
+        lasting = msgspec.structs.replace(record, lease_until_us=10**15)
+        first.setdefault((record.generation, record.epoch), lasting)
+        state.apply(lasting, 0)
+    direct.apply(first[max(first)], 0)
+    assert state.effective_weights(0) == direct.effective_weights(0)
