@@ -32,7 +32,8 @@ class Population(Struct, frozen=True, array_like=True):
     model_version: str | None
     """None where it cannot be known: the half that would say so is missing."""
     differs: int = 0
-    """Pairs: bit mask of version dimensions in which the halves differ: 1 model, 2 prompt, 4 data, 8 system."""
+    """Pairs: bit mask of the version dimensions in which the halves differ: 1 model, 2 prompt, 4 data,
+    8 system."""
 
 
 class Distribution(Struct, array_like=True):
@@ -57,7 +58,8 @@ class Cell(Struct, array_like=True):
     counters: dict[str, int]
     measures: dict[str, Distribution]
     worst: list[tuple[int, bytes]]
-    """Up to WORST_KEPT (score, pair id or signature), greatest first, ties by greater id: merging is exact."""
+    """Up to WORST_KEPT (score, pair id or signature), greatest first, ties by greater id: merging is
+    exact."""
 
 
 class PopulationCells(Struct, array_like=True):
@@ -100,7 +102,10 @@ class FinalBuckets(Struct, array_like=True):
 
 
 class FreshCells(Struct, array_like=True):
-    """`klaxon.partials`: cells of open seconds that changed, each whole. The newest `offset` wins per cell."""
+    """`klaxon.partials`: cells of open seconds that changed, each whole.
+
+    The newest `offset` wins per cell.
+    """
 
     v: int
     topic: str

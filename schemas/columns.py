@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,24 @@ SOURCES: Final = ("generated", "forced")
 KINDS: Final = ("logprobs", "logits")
 IDENTITIES: Final = ("ids", "bytes")
 
+GAUGES: Final = (
+    "memory_used_bytes",
+    "memory_total_bytes",
+    "kv_usage",
+    "kv_blocks_used",
+    "kv_blocks_total",
+    "kv_tokens_held",
+    "running",
+    "waiting",
+    "preemptions",
+    "oom_errors",
+    "internal",
+    "external",
+)
+
+NOT_LISTED_LOGPROB: Final = -9999.0
+"""This and anything below means "zero or unknown": the token is treated as not listed."""
+
 ETA_BY_PRECISION: Final = ((6, 1e-6), (4, 5e-5), (0, 5e-4))
 """η, the resolution of the wire (decisions §2), by the least number of decimals."""
 
@@ -87,7 +105,8 @@ class LabelsColumns:
     signature: U1
     """(n, 16) bytes."""
     pair_id: U1
-    """(n, 16): 32 hex digits as they are, any other string as the first 16 bytes of its SHA-256; 0 if absent."""
+    """(n, 16): 32 lower-case hex digits as they are, any other string as the first 16 bytes of its SHA-256;
+    0 if absent."""
     has_pair_id: Bool
     arm: U1
     """0 baseline, 1 canary, 2 control."""
@@ -152,7 +171,8 @@ class LogitColumns(LabelsColumns):
     top_ids: I4 | I8
     """(Σ lengths·k,)"""
     top_logprobs: F4 | F8
-    """(Σ lengths·k,) as sent: values above 0, sums above 1 or duplicates are judged by the core, not here."""
+    """(Σ lengths·k,) as sent, read as float32 in both encodings; finite, or −inf where not listed. Values
+    above 0, sums above 1 and duplicates stay: `schemas.validity.valid_positions` finds such positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +183,8 @@ class TelemetryColumns:
     node: LabelColumn
     ts_us: I8
     gauges: Mapping[str, F8]
-    """name → (n,) value or ABSENT: memory_used_bytes, memory_total_bytes (sums over GPUs), kv_usage,
-    kv_blocks_used, kv_blocks_total, kv_tokens_held, running, waiting, preemptions, oom_errors, internal, external."""
+    """Every name of GAUGES → (n,) value or ABSENT. `memory_*_bytes` are sums over the GPUs that say it; of
+    `internal` and `external` only values measured or estimated, none of method "n/a"."""
     events: tuple[bytes, ...]
     """(n,) each event as canonical JSON, for the archive."""
 
@@ -180,9 +200,29 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """What a batching producer says of itself: `dropped` since its last acknowledged batch, by rollout and arm."""
+    """What a batching producer says of itself.
+
+    Batches of one producer and partition are numbered 0, 1, 2, …; a re-sent batch keeps its number. Every
+    dropped event is reported in exactly one acknowledged batch of its topic, whatever the partition.
+    """
 
     producer_id: str
     sequence: int
     dropped: Mapping[str, int]
-    """"rollout/arm" → events dropped."""
+    """"rollout/arm" → events dropped since the last acknowledged batch."""
+
+
+C = TypeVar("C", RequestColumns, LogitColumns, TelemetryColumns, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded(Generic[C]):
+    """One record, read. Whatever is not in `columns` stands in `rejected`; nothing is silently away."""
+
+    columns: C
+    positions: I8
+    """(n,) index of each row inside the record, ascending."""
+    rejected: tuple[Rejected, ...]
+    """Ascending by position. A record that cannot be read at all: n = 0 and one entry without position."""
+    header: BatchHeader | None
+    """Columnar records only."""

@@ -24,7 +24,7 @@ Kind = Literal["logprobs", "logits"]
 
 Text = Annotated[str, Meta(max_length=256)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
-Hex32 = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Hex32 = Annotated[str, Meta(pattern="^[0-9a-f]{32}$", max_length=32)]
 TimeUs = Annotated[int, Meta(ge=0, le=4_102_444_800_000_000)]
 """Microseconds since the epoch, up to the year 2100."""
 DurationUs = Annotated[int, Meta(ge=0, le=86_400_000_000)]
@@ -34,7 +34,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Generation = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Version = Annotated[int, Meta(ge=1, le=1)]
 """Version of the event's shape; another one is refused, never guessed at."""
-HexBytes = Annotated[str, Meta(pattern="^([0-9a-f]{2})+$", max_length=512)]
+HexBytes = Annotated[str, Meta(pattern="^([0-9a-f]{2})+$(?!\\n)", max_length=512)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 

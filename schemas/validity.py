@@ -62,7 +62,8 @@ def _positions_of(columns: LogitColumns, events: NDArray[np.int64]) -> NDArray[n
     lengths = columns.offsets[events + 1] - starts
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+    spans: NDArray[np.int64] = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+    return spans
 
 
 def _judge_events(columns: LogitColumns, events: NDArray[np.int64], valid: Bool) -> None:

@@ -1,0 +1,462 @@
+"""The columnar envelope: one array-like msgpack struct of little-endian column blobs.
+
+Every blob holds one value per event, or a single one that holds for all. Lengths are checked against n and
+against the sum of answer lengths before anything is viewed; then all values are checked against the limits of
+the event types at once. A blob of the wrong length refuses the record, a bad value only its event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from schemas.columns import (
+    ABSENT,
+    NO_LABEL,
+    NOT_LISTED,
+    BatchHeader,
+    Bool,
+    Decoded,
+    LabelColumn,
+    LabelsColumns,
+    LogitColumns,
+    Rejected,
+    RequestColumns,
+    TelemetryColumns,
+)
+from schemas.errors import EncodingError
+from schemas.events import Count, Name
+from schemas.json_codec import MAX_EVENTS, RECORD, explain
+from schemas.json_codec import decode_telemetry as decode_json_telemetry
+from schemas.layout import ETAS, LOGIT_LAYOUT, REQUEST_LAYOUT, Layout, NumberColumn
+from schemas.select import drop_unreadable, in_order, take_logits, take_requests
+from schemas.tabulate import RequestExtras, blank_infinite, logit_columns, offsets_of, request_columns, settle
+
+VERSION: Final = 1
+MAX_LABEL_CHARS: Final = 256
+MAX_ID: Final = 2**31 - 1
+
+
+class Envelope(Struct, frozen=True, array_like=True):
+    """What every envelope begins with; `Whole` and the kinds below follow it field by field."""
+
+    v: int
+    kind: str
+    n: int
+    producer_id: Name
+    sequence: Count
+    dropped: dict[str, Count]
+
+
+class RequestEnvelope(Envelope, frozen=True, array_like=True):
+    """n request events: numbers in the order of REQUEST_LAYOUT, labels as (dictionary, u2 codes)."""
+
+    signature: bytes
+    pair_id: bytes
+    numbers: list[bytes]
+    labels: list[tuple[list[str], bytes]]
+    extras: dict[int, bytes]
+
+
+class LogitEnvelope(Envelope, frozen=True, array_like=True):
+    """n logit events; ids are i4 or i8 (`id_bytes`), log-probabilities f4, both row-major per answer."""
+
+    signature: bytes
+    pair_id: bytes
+    numbers: list[bytes]
+    labels: list[tuple[list[str], bytes]]
+    id_bytes: int
+    tokens: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+
+
+class TelemetryEnvelope(Envelope, frozen=True, array_like=True):
+    """n node events as one JSON array: telemetry is small, its envelope only numbers the batch."""
+
+    events: bytes
+
+
+_requests: Final = msgspec.msgpack.Decoder(RequestEnvelope)
+_logits: Final = msgspec.msgpack.Decoder(LogitEnvelope)
+_telemetry: Final = msgspec.msgpack.Decoder(TelemetryEnvelope)
+_extras: Final = msgspec.json.Decoder(RequestExtras)
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class _RefusedError(Exception):
+    """A whole record cannot be read; carries what to say of it."""
+
+    def __init__(self, rejected: Rejected) -> None:
+        super().__init__(rejected.reason)
+        self.rejected = rejected
+
+
+def _refuse(field: str, reason: str) -> NoReturn:
+    raise _RefusedError(Rejected(None, field, reason))
+
+
+class _Faults:
+    """First fault of every event that has one."""
+
+    def __init__(self) -> None:
+        self.by_row: dict[int, Rejected] = {}
+
+    def add(self, row: int, field: str, reason: str) -> None:
+        self.by_row.setdefault(row, Rejected(row, field, reason))
+
+
+def _expand(blob: bytes, size: int, itemsize: int, name: str, n: int) -> bytes:
+    """The blob, a single value repeated for all events."""
+    if len(blob) == size:
+        return blob
+    if len(blob) == itemsize and n:
+        return blob * n
+    _refuse(name, f"blob of {len(blob)} bytes; {n} events need {size} (or {itemsize} for all alike)")
+
+
+def _check_head(envelope: Envelope, kind: str) -> None:
+    if envelope.v != VERSION:
+        _refuse("v", f"version {envelope.v} of the columnar encoding; this reads {VERSION}")
+    if envelope.kind != kind:
+        _refuse("kind", f"an envelope of {envelope.kind!r} where {kind!r} is expected")
+    if not 0 <= envelope.n <= MAX_EVENTS:
+        _refuse("n", f"{envelope.n} events in one record; at most {MAX_EVENTS}")
+
+
+def _numbers(layout: Layout, blobs: Sequence[bytes], n: int, faults: _Faults) -> dict[str, NDArray[Any]]:
+    """All number columns by name; faults get every event that violates a limit."""
+    expected = sum(len(group.columns) for group in layout.groups)
+    if len(blobs) != expected:
+        _refuse("numbers", f"{len(blobs)} number columns; {layout.kind} have {expected}")
+    columns: dict[str, NDArray[Any]] = {}
+    at = 0
+    for group in layout.groups:
+        size = group.itemsize * n
+        joined = b"".join(
+            [
+                _expand(blobs[at + i], size, group.itemsize, column.name, n)
+                for i, column in enumerate(group.columns)
+            ]
+        )
+        at += len(group.columns)
+        matrix = np.frombuffer(joined, dtype=group.wire).reshape(len(group.columns), n)
+        inside = (matrix >= group.low) & (matrix <= group.high)
+        if group.wire == "<f8":
+            inside |= group.optional & (matrix == ABSENT)
+        if not inside.all():
+            for c, row in np.argwhere(~inside).tolist():
+                column = group.columns[c]
+                faults.add(row, column.name, _out_of_range(matrix[c, row].item(), column))
+        for c, column in enumerate(group.columns):
+            columns[column.name] = matrix[c].view(np.bool_) if column.flag else matrix[c]
+    return columns
+
+
+def _out_of_range(value: float, column: NumberColumn) -> str:
+    absent = f" or {ABSENT} for absent" if column.optional else ""
+    return f"{value} is not in {column.low}..{column.high}{absent}"
+
+
+def _labels(
+    layout: Layout, wire: Sequence[tuple[list[str], bytes]], n: int, faults: _Faults
+) -> dict[str, LabelColumn]:
+    if len(wire) != len(layout.labels):
+        _refuse("labels", f"{len(wire)} label columns; {layout.kind} have {len(layout.labels)}")
+    size = 2 * n
+    joined = b"".join(
+        [_expand(codes, size, 2, name, n) for name, (_, codes) in zip(layout.labels, wire, strict=True)]
+    )
+    matrix = np.frombuffer(joined, dtype="<u2").reshape(len(wire), n)
+    sizes = np.array([[len(values)] for values, _ in wire])
+    required = np.array(layout.required_labels)[:, None]
+    absent = matrix == NO_LABEL
+    known = (matrix < sizes) | (absent & ~required)
+    if not known.all():
+        for c, row in np.argwhere(~known).tolist():
+            missing = bool(absent[c, row])
+            reason = "required field is missing" if missing else f"code {matrix[c, row]} has no entry"
+            faults.add(row, layout.labels[c], reason)
+    columns: dict[str, LabelColumn] = {}
+    for c, (name, (values, _)) in enumerate(zip(layout.labels, wire, strict=True)):
+        shortest = 1 if layout.required_labels[c] else 0
+        for code, text in enumerate(values):
+            if not shortest <= len(text) <= MAX_LABEL_CHARS:
+                reason = f"{len(text)} characters; allowed are {shortest} to {MAX_LABEL_CHARS}"
+                for row in np.flatnonzero(matrix[c] == code).tolist():
+                    faults.add(row, name, reason)
+        columns[name] = LabelColumn(tuple(values), matrix[c])
+    return columns
+
+
+def _ids16(blob: bytes, n: int, name: str) -> NDArray[np.uint8]:
+    if len(blob) != 16 * n:
+        _refuse(name, f"blob of {len(blob)} bytes; {n} events need {16 * n}")
+    return np.frombuffer(blob, dtype=np.uint8).reshape(n, 16)
+
+
+def _common(
+    layout: Layout, envelope: RequestEnvelope | LogitEnvelope, faults: _Faults
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Constructor arguments of the shared label columns, and the remaining number columns."""
+    n = envelope.n
+    signature = _ids16(envelope.signature, n, "signature")
+    pair_id = _ids16(envelope.pair_id or bytes(16 * n), n, "pair_id")
+    numbers = _numbers(layout, envelope.numbers, n, faults)
+    labels = _labels(layout, envelope.labels, n, faults)
+    shared = {
+        name: numbers.pop(name)
+        for name in (
+            "arm",
+            "generation",
+            "ts_us",
+            "duration_us",
+            "input_tokens",
+            "cached_tokens",
+            "temperature",
+            "top_p",
+            "max_tokens",
+            "seed",
+            "has_seed",
+            "has_pair_id",
+        )
+    }
+    return {"n": n, "signature": signature, "pair_id": pair_id, "labels": labels, **shared}, dict(numbers)
+
+
+def _header(envelope: Envelope) -> BatchHeader:
+    return BatchHeader(envelope.producer_id, envelope.sequence, envelope.dropped)
+
+
+def _kept(faults: _Faults, n: int) -> NDArray[np.int64]:
+    kept = np.ones(n, dtype=np.bool_)
+    kept[list(faults.by_row)] = False
+    return np.flatnonzero(kept)
+
+
+def decode_requests(value: bytes) -> Decoded[RequestColumns]:
+    """Request events of one columnar record. Never raises on content."""
+    try:
+        envelope = _requests.decode(value)
+        _check_head(envelope, REQUEST_LAYOUT.kind)
+        faults = _Faults()
+        shared, numbers = _common(REQUEST_LAYOUT, envelope, faults)
+        extras = _read_extras(envelope.extras, envelope.n, faults)
+    except _RefusedError as refused:
+        return Decoded(request_columns([]), _EMPTY, (refused.rejected,), None)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return Decoded(request_columns([]), _EMPTY, (explain(None, error, RECORD),), None)
+    columns = RequestColumns(**shared, **numbers, extras=extras)
+    if not faults.by_row:
+        return Decoded(columns, np.arange(envelope.n), (), _header(envelope))
+    rows = _kept(faults, envelope.n)
+    return Decoded(take_requests(columns, rows), rows, in_order(faults.by_row.values()), _header(envelope))
+
+
+_EMPTY: Final = np.empty(0, dtype=np.int64)
+
+
+def _read_extras(extras: dict[int, bytes], n: int, faults: _Faults) -> dict[int, bytes]:
+    canonical: dict[int, bytes] = {}
+    for row, text in extras.items():
+        if not 0 <= row < n:
+            _refuse("extras", f"fields of event {row}; the record has {n}")
+        try:
+            canonical[row] = msgspec.json.encode(_extras.decode(text))
+        except (msgspec.DecodeError, RecursionError) as error:
+            fault = explain(row, error)
+            faults.add(row, fault.field, fault.reason)
+    return canonical
+
+
+def decode_logits(value: bytes) -> Decoded[LogitColumns]:
+    """Logit events of one columnar record. Never raises on content."""
+    try:
+        envelope = _logits.decode(value)
+        _check_head(envelope, LOGIT_LAYOUT.kind)
+        faults = _Faults()
+        shared, numbers = _common(LOGIT_LAYOUT, envelope, faults)
+        columns = _logit_columns(envelope, shared, numbers, faults)
+    except _RefusedError as refused:
+        return Decoded(logit_columns([]), _EMPTY, (refused.rejected,), None)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return Decoded(logit_columns([]), _EMPTY, (explain(None, error, RECORD),), None)
+    rows = np.arange(envelope.n)
+    if faults.by_row:
+        rows = _kept(faults, envelope.n)
+        columns = take_logits(columns, rows)
+    columns, rows, unreadable = drop_unreadable(columns, rows)
+    return Decoded(columns, rows, in_order([*faults.by_row.values(), *unreadable]), _header(envelope))
+
+
+def _logit_columns(
+    envelope: LogitEnvelope, shared: dict[str, Any], numbers: dict[str, Any], faults: _Faults
+) -> LogitColumns:
+    if envelope.id_bytes not in (4, 8):
+        _refuse("id_bytes", f"{envelope.id_bytes}; token ids take 4 or 8 bytes")
+    lengths = numbers.pop("length").astype(np.int64)
+    k = numbers.pop("k")
+    offsets = offsets_of(lengths)
+    entry_offsets = offsets_of(lengths * k)
+    total, entries = int(offsets[-1]), int(entry_offsets[-1])
+    needed = {
+        "tokens": (envelope.tokens, total * envelope.id_bytes),
+        "top_ids": (envelope.top_ids, entries * envelope.id_bytes),
+        "top_logprobs": (envelope.top_logprobs, entries * 4),
+    }
+    for name, (blob, size) in needed.items():
+        if len(blob) != size:
+            _refuse(name, f"blob of {len(blob)} bytes; {total} positions with {entries} entries need {size}")
+    dtype = np.dtype(f"<i{envelope.id_bytes}")
+    tokens = np.frombuffer(envelope.tokens, dtype=dtype)
+    top_ids = np.frombuffer(envelope.top_ids, dtype=dtype)
+    if total and int(tokens.min()) < 0:
+        _fault_entries(tokens < 0, offsets, "tokens", tokens, faults)
+    if entries and int(top_ids.min()) < NOT_LISTED:
+        _fault_entries(top_ids < NOT_LISTED, entry_offsets, "top_ids", top_ids, faults)
+    if envelope.id_bytes == 8:
+        plain = numbers["identity"] == 0
+        _fault_entries((tokens > MAX_ID) & np.repeat(plain, lengths), offsets, "tokens", tokens, faults)
+        wide = (top_ids > MAX_ID) & np.repeat(plain, lengths * k)
+        _fault_entries(wide, entry_offsets, "top_ids", top_ids, faults)
+    logprobs = np.frombuffer(envelope.top_logprobs, dtype="<f4")
+    top_ids, logprobs = settle(*blank_infinite(top_ids, logprobs, lengths, k))
+    eta_code = numbers.pop("eta")
+    # A code out of range is a fault of its event already; the clip only keeps the look-up inside the table.
+    eta = np.array(ETAS)[np.minimum(eta_code, len(ETAS) - 1)]
+    return LogitColumns(
+        **shared,
+        **numbers,
+        eta=eta,
+        offsets=offsets,
+        k=k,
+        entry_offsets=entry_offsets,
+        tokens=tokens,
+        top_ids=top_ids,
+        top_logprobs=logprobs,
+    )
+
+
+def _fault_entries(
+    bad: Bool, offsets: NDArray[np.int64], name: str, ids: NDArray[Any], faults: _Faults
+) -> None:
+    for index in np.flatnonzero(bad).tolist():
+        row = int(np.searchsorted(offsets, index, side="right")) - 1
+        faults.add(row, name, f"token id {int(ids[index])} is not in 0..{MAX_ID}")
+
+
+def decode_telemetry(value: bytes) -> Decoded[TelemetryColumns]:
+    """Node events of one columnar record. Never raises on content."""
+    try:
+        envelope = _telemetry.decode(value)
+        _check_head(envelope, "telemetry")
+    except _RefusedError as refused:
+        return Decoded(decode_json_telemetry(b"[]").columns, _EMPTY, (refused.rejected,), None)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return Decoded(decode_json_telemetry(b"[]").columns, _EMPTY, (explain(None, error, RECORD),), None)
+    decoded = decode_json_telemetry(envelope.events)
+    return Decoded(decoded.columns, decoded.positions, decoded.rejected, _header(envelope))
+
+
+def _shrunk(column: NDArray[Any]) -> bytes:
+    """The blob of a column: one value where all are alike."""
+    if len(column) > 1 and bool((column == column[0]).all()):
+        column = column[:1]
+    return column.tobytes()
+
+
+def _wire_numbers(layout: Layout, columns: LabelsColumns, derived: dict[str, NDArray[Any]]) -> list[bytes]:
+    blobs: list[bytes] = []
+    for group in layout.groups:
+        for column in group.columns:
+            values = derived.get(column.name)
+            if values is None:
+                values = getattr(columns, column.name)
+            blobs.append(_shrunk(values.astype(group.wire, copy=False)))
+    return blobs
+
+
+def _wire_labels(layout: Layout, columns: LabelsColumns) -> list[tuple[list[str], bytes]]:
+    wire: list[tuple[list[str], bytes]] = []
+    for name in layout.labels:
+        column = columns.labels[name]
+        wire.append((list(column.values), _shrunk(column.codes.astype("<u2", copy=False))))
+    return wire
+
+
+def _wire_pair_ids(columns: LabelsColumns) -> bytes:
+    return columns.pair_id.tobytes() if bool(columns.has_pair_id.any()) else b""
+
+
+def encode_requests(columns: RequestColumns, header: BatchHeader) -> bytes:
+    """One record of these events. They must be valid: the reader refuses those that are not."""
+    return _encode(
+        RequestEnvelope(
+            VERSION,
+            REQUEST_LAYOUT.kind,
+            columns.n,
+            header.producer_id,
+            header.sequence,
+            dict(header.dropped),
+            columns.signature.tobytes(),
+            _wire_pair_ids(columns),
+            _wire_numbers(REQUEST_LAYOUT, columns, {}),
+            _wire_labels(REQUEST_LAYOUT, columns),
+            dict(columns.extras),
+        )
+    )
+
+
+def encode_logits(columns: LogitColumns, header: BatchHeader) -> bytes:
+    """One record of these events. They must be valid: the reader refuses those that are not.
+
+    Raises EncodingError for an η that the encoding has no code for.
+    """
+    code_of_eta = {eta: code for code, eta in enumerate(ETAS)}
+    etas = columns.eta.tolist()
+    unknown = set(etas) - code_of_eta.keys()
+    if unknown:
+        raise EncodingError(f"no code for the resolution {min(unknown)}; known: {', '.join(map(str, ETAS))}")
+    derived: dict[str, NDArray[Any]] = {
+        "eta": np.array([code_of_eta[eta] for eta in etas], dtype=np.uint8),
+        "length": np.diff(columns.offsets),
+    }
+    id_type = "<i4" if columns.tokens.dtype.itemsize == 4 else "<i8"
+    return _encode(
+        LogitEnvelope(
+            VERSION,
+            LOGIT_LAYOUT.kind,
+            columns.n,
+            header.producer_id,
+            header.sequence,
+            dict(header.dropped),
+            columns.signature.tobytes(),
+            _wire_pair_ids(columns),
+            _wire_numbers(LOGIT_LAYOUT, columns, derived),
+            _wire_labels(LOGIT_LAYOUT, columns),
+            int(id_type[2]),
+            columns.tokens.astype(id_type, copy=False).tobytes(),
+            columns.top_ids.astype(id_type, copy=False).tobytes(),
+            columns.top_logprobs.astype("<f4", copy=False).tobytes(),
+        )
+    )
+
+
+def encode_telemetry(columns: TelemetryColumns, header: BatchHeader) -> bytes:
+    """One record of these events."""
+    return _encode(
+        TelemetryEnvelope(
+            VERSION,
+            "telemetry",
+            columns.n,
+            header.producer_id,
+            header.sequence,
+            dict(header.dropped),
+            b"[" + b",".join(columns.events) + b"]",
+        )
+    )

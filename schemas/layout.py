@@ -1,0 +1,161 @@
+"""Number columns of requests and logits: order and type on the wire, and the limits of each.
+
+The limits come from the event types of `schemas.events`, so that both encodings refuse the same values.
+Columns of one type stand together: the decoder reads them as one matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from schemas.columns import ABSENT, LABELS, REQUEST_LABELS
+from schemas.events import LogitEvent, RequestEvent
+
+Wire = Literal["<i8", "<i4", "<f8", "<u2", "|i1", "|u1"]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberColumn:
+    """One number per event. `optional`: ABSENT is allowed as well; `flag`: 0 or 1 and read as bool."""
+
+    name: str
+    wire: Wire
+    low: float
+    high: float
+    optional: bool = False
+    flag: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NumberGroup:
+    """Consecutive columns of one wire type; `low`, `high` (c, 1) bounds, `optional` (c, 1)."""
+
+    wire: Wire
+    itemsize: int
+    columns: tuple[NumberColumn, ...]
+    low: NDArray[Any]
+    high: NDArray[Any]
+    optional: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What an envelope of this kind holds, in wire order."""
+
+    kind: str
+    groups: tuple[NumberGroup, ...]
+    labels: tuple[str, ...]
+    required_labels: tuple[bool, ...]
+
+
+def _bounds(event: type[Struct], name: str) -> tuple[float, float, bool]:
+    """Low, high and optionality of a number field, from its annotations."""
+    info = msgspec.inspect.type_info(event)
+    assert isinstance(info, msgspec.inspect.StructType)
+    field = next(f for f in info.fields if f.name == name)
+    kinds = field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else (field.type,)
+    for kind in kinds:
+        if isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType):
+            assert kind.ge is not None, name
+            assert kind.le is not None, name
+            return kind.ge, kind.le, not field.required
+    raise AssertionError(f"{event.__name__}.{name} is no number")
+
+
+def _number(event: type[Struct], name: str, wire: Wire) -> NumberColumn:
+    low, high, optional = _bounds(event, name)
+    return NumberColumn(name, wire, low, high, optional)
+
+
+def _flag(name: str) -> NumberColumn:
+    return NumberColumn(name, "|u1", 0, 1, flag=True)
+
+
+def _code(name: str, codes: int) -> NumberColumn:
+    return NumberColumn(name, "|u1", 0, codes - 1)
+
+
+def _layout(
+    kind: str, event: type[Struct], columns: tuple[NumberColumn, ...], labels: tuple[str, ...]
+) -> Layout:
+    groups: list[NumberGroup] = []
+    for wire in ("<i8", "<i4", "<f8", "<u2", "|i1", "|u1"):
+        members = tuple(c for c in columns if c.wire == wire)
+        if not members:
+            continue
+        optional = np.array([[c.optional] for c in members])
+        # Integer bounds stay exact: the float64 limits of int64 columns are compared in int64.
+        kind_of_bound = np.float64 if wire == "<f8" else np.int64
+        low = np.array([[c.low] for c in members], dtype=kind_of_bound)
+        high = np.array([[c.high] for c in members], dtype=kind_of_bound)
+        if wire != "<f8":
+            low = np.where(optional, np.minimum(low, ABSENT), low)
+        groups.append(NumberGroup(wire, np.dtype(wire).itemsize, members, low, high, optional))
+    info = msgspec.inspect.type_info(event)
+    assert isinstance(info, msgspec.inspect.StructType)
+    required = {f.name for f in info.fields if f.required}
+    return Layout(kind, tuple(groups), labels, tuple(name in required for name in labels))
+
+
+_SEED: Final = NumberColumn("seed", "<i8", -(2**63), 2**63 - 1)
+
+
+def _common(event: type[Struct]) -> tuple[NumberColumn, ...]:
+    return (
+        _number(event, "ts_us", "<i8"),
+        _number(event, "duration_us", "<i8"),
+        _SEED,
+        _number(event, "generation", "<i4"),
+        _number(event, "input_tokens", "<i4"),
+        _number(event, "cached_tokens", "<i4"),
+        _number(event, "max_tokens", "<i4"),
+        _number(event, "temperature", "<f8"),
+        _number(event, "top_p", "<f8"),
+        _code("arm", 3),
+        _flag("has_pair_id"),
+        _flag("has_seed"),
+    )
+
+
+REQUEST_LAYOUT: Final = _layout(
+    "requests",
+    RequestEvent,
+    (
+        *_common(RequestEvent),
+        _number(RequestEvent, "ttft_us", "<i8"),
+        _number(RequestEvent, "itl_us", "<i8"),
+        _number(RequestEvent, "output_tokens", "<i4"),
+        _number(RequestEvent, "parse_depth", "<i4"),
+        _number(RequestEvent, "status", "<u2"),
+        NumberColumn("stream", "|i1", 0, 1, optional=True),
+        _flag("shadow"),
+    ),
+    REQUEST_LABELS,
+)
+
+ETAS: Final = (1e-6, 5e-5, 5e-4)
+"""η by its code on the wire."""
+
+LOGIT_LAYOUT: Final = _layout(
+    "logits",
+    LogitEvent,
+    (
+        *_common(LogitEvent),
+        NumberColumn("expected_arms", "|u1", 1, 7),
+        _code("definition", 3),
+        _code("source", 2),
+        _code("kind", 2),
+        _code("eta", len(ETAS)),
+        _code("identity", 2),
+        NumberColumn("k", "|u1", 0, 20),
+        NumberColumn("length", "<u2", 0, 65_535),
+        NumberColumn("ended", "|i1", 0, 1, optional=True),
+    ),
+    LABELS,
+)
