@@ -1,0 +1,102 @@
+"""Evidence: rows of events or pairs, as columns, each with the second, population and cells it belongs to.
+
+A row is either full (it belongs to every cell that its labels name) or a mere count (late, duplicate,
+unmatched, …), which belongs to the cell `all` of its population only. Rows stand in log order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from pipeline.core.cells import CONTEXT_LIMITS, UNKNOWN
+from schemas.buckets import Population
+from schemas.columns import I8, NO_LABEL, Bool, LabelColumn
+
+SECOND_US: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One way to divide rows: row i has the value `values[codes[i]]`; code −1 is no member."""
+
+    name: str
+    values: Sequence[str]
+    codes: I8
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """n rows. Everything is an integer; arrays have length n."""
+
+    second: I8
+    populations: Sequence[Population | None]
+    population: I8
+    """Index into `populations`."""
+    dimensions: Sequence[Dimension]
+    """Cells of full rows, in the order in which a row claims them; the first carries the totals."""
+    counters: Mapping[str, I8] = field(default_factory=dict)
+    """Added to every cell of a row."""
+    totals: Mapping[str, I8] = field(default_factory=dict)
+    """Added to the cell `all` only."""
+    measures: Mapping[str, tuple[I8, Bool]] = field(default_factory=dict)
+    """Values, and which rows have one."""
+    ids: Sequence[bytes] | None = None
+    """With `worst`: what a row is called."""
+    worst: tuple[I8, Bool] | None = None
+    """Score by which a cell keeps its worst rows, and which rows have one."""
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return len(self.second)
+
+
+def constant(name: str, value: str, n: int) -> Dimension:
+    """A dimension with one value, whose members are all n rows."""
+    return Dimension(name, (value,), np.zeros(n, dtype=np.int64))
+
+
+def label(name: str, column: LabelColumn, rows: I8) -> Dimension:
+    """A dimension from a label column at these rows; an absent label is the value `unknown`."""
+    codes = column.codes[rows].astype(np.int64)
+    return Dimension(name, (*column.values, UNKNOWN), np.where(codes == NO_LABEL, len(column.values), codes))
+
+
+def texts(name: str, values: Sequence[str]) -> Dimension:
+    """A dimension from one text per row."""
+    index: dict[str, int] = {}
+    codes = np.array([index.setdefault(value, len(index)) for value in values], dtype=np.int64)
+    return Dimension(name, tuple(index), codes)
+
+
+def members(dimension: Dimension, rows: Bool) -> Dimension:
+    """The same dimension with only these rows as members."""
+    return Dimension(dimension.name, dimension.values, np.where(rows, dimension.codes, -1))
+
+
+def contexts(input_tokens: I8, node: Dimension) -> list[Dimension]:
+    """Nested context classes, then node × nested context class."""
+    nested, crossed = [], []
+    for limit in CONTEXT_LIMITS:
+        over = input_tokens > limit
+        if not over.any():
+            break
+        nested.append(members(constant("context", f">{limit}", len(over)), over))
+        values = tuple(f"{name}|>{limit}" for name in node.values)
+        crossed.append(members(Dimension("node_context", values, node.codes), over))
+    return nested + crossed
+
+
+def sampling(temperature: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Dimension:
+    """greedy = temperature 0; sampled; unknown where the temperature is absent (below 0)."""
+    codes = np.where(temperature < 0, 2, np.where(temperature == 0, 0, 1)).astype(np.int64)
+    return Dimension("sampling", ("greedy", "sampled", UNKNOWN), codes)
+
+
+def seconds_of(event_us: I8) -> I8:
+    """The one-second bucket of each time."""
+    return event_us // SECOND_US
