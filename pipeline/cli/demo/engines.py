@@ -42,10 +42,11 @@ YARN_FAULT: Final = MappingProxyType(
     {
         "rope_scaling_type": "LLAMA_ROPE_SCALING_TYPE_YARN",
         "rope_freq_scale": 0.25,
-        "yarn_orig_ctx": 2048,
+        "yarn_orig_ctx": 8192,
         "yarn_ext_factor": 1.0,
     }
 )
+"""A wrong RoPE scaling: YaRN for four times the context, on a model that was trained on what it is given."""
 
 VARIANTS: Final = MappingProxyType(
     {
