@@ -21,16 +21,15 @@ _FEW: Final = 6
 
 
 def _duplicated(ids: NDArray[Any]) -> Bool:
-    """Rows of `ids` (k, rows) in which one id is listed twice."""
+    """Columns of `ids` (k, rows), all of them listed tokens or distinct, in which one id stands twice."""
     k, rows = ids.shape
+    if k > _FEW:
+        ordered = np.sort(ids, axis=0)
+        return np.asarray((ordered[1:] == ordered[:-1]).any(axis=0))
     found = np.zeros(rows, dtype=np.bool_)
-    if k <= _FEW:
-        for i in range(k):
-            for j in range(i):
-                found |= (ids[i] == ids[j]) & (ids[i] != NOT_LISTED)
-        return found
-    ordered = np.sort(ids, axis=0)
-    return np.asarray(((ordered[1:] == ordered[:-1]) & (ordered[1:] != NOT_LISTED)).any(axis=0))
+    for i in range(1, k):
+        found |= (ids[:i] == ids[i]).any(axis=0)
+    return found
 
 
 def valid_lists(ids: NDArray[Any], logprobs: NDArray[Any], normalised: Bool) -> Bool:
@@ -39,14 +38,20 @@ def valid_lists(ids: NDArray[Any], logprobs: NDArray[Any], normalised: Bool) -> 
     if k == 0:
         return np.zeros(rows, dtype=np.bool_)
     listed = (logprobs > -np.inf) & (ids != NOT_LISTED)
-    # NaN fails both comparisons and so leaves the position unlisted or infinite: invalid either way.
-    finite = (logprobs < np.inf).all(axis=0)
-    values = np.where(listed, logprobs, -np.inf).astype(np.float64)
-    with np.errstate(over="ignore"):
-        mass = np.exp(values).sum(axis=0)
-    sane = (values <= LOGPROB_SLACK).all(axis=0) & (mass <= 1 + MASS_SLACK)
-    unlisted = ids if listed.all() else np.where(listed, ids, NOT_LISTED)
-    return np.asarray(listed.any(axis=0) & finite & (sane | ~normalised) & ~_duplicated(unlisted))
+    if not listed.all():
+        # A NaN stays in the values, so that it spoils its position.
+        ids = np.where(listed, ids, -1 - np.arange(k)[:, None])
+        logprobs = np.where(listed | np.isnan(logprobs), logprobs, -np.inf)
+    values = logprobs.astype(np.float64, copy=False)
+    largest = values.max(axis=0)
+    mass = np.zeros(rows)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for row in np.exp(values):
+            mass += row
+    # −inf here means that nothing is listed; NaN fails both comparisons.
+    readable = (largest > -np.inf) & (largest < np.inf)
+    sane = (largest <= LOGPROB_SLACK) & (mass <= 1 + MASS_SLACK)
+    return np.asarray(readable & (sane | ~normalised) & ~_duplicated(ids))
 
 
 def _runs(columns: LogitColumns, events: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:

@@ -13,7 +13,7 @@ or all of M sits at its cap; so the minimum is closed. The same completion minim
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -27,22 +27,23 @@ ESTIMATOR: Final = "kl_lower/1"
 
 FLOOR: Final = 1e-9
 """Probability that `kl_floor` gives a token the other side does not list (G5)."""
-_LOG_FLOOR: Final = float(np.log(FLOOR))
 _LOG_2: Final = float(np.log(2.0))
+_HUGE: Final = float(np.finfo(np.float64).max)
+_TINY: Final = 1e-305
+"""Stands for 0 under a logarithm: below every probability that matters, above the denormal numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopLists:
     """T lists of at most k tokens.
 
-    `ids` (k, T): tokens; where `listed` is False the value is arbitrary.
-    `logprobs` (k, T): finite where listed, else −inf.
+    `ids` (k, T): tokens, NOT_LISTED where an entry is none.
+    `logprobs` (k, T): −inf where an entry is none.
     `cap` (T,): logarithm of the most an unlisted token can hold, usually the smallest listed value.
     """
 
     ids: I8
     logprobs: F8
-    listed: Bool
     cap: F8
 
 
@@ -58,94 +59,63 @@ class Measures:
     top1_agree: F8
 
 
-@dataclass(frozen=True, slots=True)
-class _Joined:
-    """Both lists seen from each other's tokens."""
-
-    in_b: Bool
-    """(k_A, T): this token of A is on B too."""
-    in_a: Bool
-    q_on_a: F8
-    logq_on_a: F8
-    """(k_A, T): Q's value of A's tokens; 0 and −inf where B lacks them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Completion:
-    """The minimiser: Q on A's tokens, P on the tokens only B lists, and the rest of the vocabulary."""
-
-    q_on_a: F8
-    log_ratio_a: F8
-    """(k_A, T): log(p/q) of A's tokens."""
-    p_on_n: F8
-    log_ratio_n: F8
-    """(k_B, T): log(p/q) of the tokens only B lists; p is 0 elsewhere."""
-    p_rest: F8
-    q_rest: F8
-    log_ratio_rest: F8
-
-
 def measure(a: TopLists, b: TopLists, eta: F8) -> Measures:
     """All measures of T positions. `eta` (T,): mass added to Q's rest, the resolution of the wire.
 
-    Every position must list something on both sides. With η > 0 every result is finite.
+    Every result is finite; where a position lists nothing on a side it means nothing.
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
         p, q = np.exp(a.logprobs), np.exp(b.logprobs)
-        joined = _join(a, b, q)
-        completed = _complete(a, b, p, q, joined, eta)
-        q_n = np.where(joined.in_a, 0.0, q)
+        q_on_a, only_b = _join(a, b, q)
+        completed = _complete(p, q, q_on_a, only_b, np.exp(a.cap), np.exp(b.cap), eta)
+        kl, js, tv = _total(_divergences(*rows) for rows in completed)
         return Measures(
-            kl_lower=_kl(p, completed),
-            js_lower=_js(p, q_n, completed, eta),
-            tv_lower=_tv(p, q_n, completed, eta),
-            kl_floor=_kl_floor(a, p, q, joined),
-            cosine=_cosine(p, q, joined),
-            top1_agree=_top1_agree(a, b, joined),
+            kl_lower=np.maximum(kl, 0.0),
+            js_lower=np.minimum(np.maximum(js - eta * (_LOG_2 / 2), 0.0), _LOG_2),
+            tv_lower=np.minimum(np.maximum((tv - eta) / 2, 0.0), 1.0),
+            kl_floor=_kl_floor(p, q, q_on_a),
+            cosine=_cosine(p, q, q_on_a),
+            top1_agree=_top1_agree(p, q, q_on_a),
         )
 
 
-def _join(a: TopLists, b: TopLists, q: F8) -> _Joined:
-    in_b = np.zeros(a.ids.shape, dtype=np.bool_)
-    in_a = np.empty(b.ids.shape, dtype=np.bool_)
+def _join(a: TopLists, b: TopLists, q: F8) -> tuple[F8, Bool]:
+    """Q's value of A's tokens (k_A, T), 0 where B lacks them; and which of B's tokens A lacks (k_B, T)."""
     q_on_a = np.zeros(a.ids.shape)
-    logq_on_a = np.full(a.ids.shape, -np.inf)
-    for row in range(b.ids.shape[0]):
-        same = (a.ids == b.ids[row]) & a.listed & b.listed[row]
-        in_b |= same
-        in_a[row] = same.any(axis=0)
-        np.copyto(q_on_a, q[row], where=same)
-        np.copyto(logq_on_a, b.logprobs[row], where=same)
-    return _Joined(in_b, in_a, q_on_a, logq_on_a)
+    only_b = np.empty(b.ids.shape, dtype=np.bool_)
+    for row in range(len(b.ids)):
+        same = a.ids == b.ids[row]
+        np.logical_not(same.any(axis=0), out=only_b[row])
+        q_on_a += same * q[row]
+    return q_on_a, only_b
 
 
-def _complete(a: TopLists, b: TopLists, p: F8, q: F8, joined: _Joined, eta: F8) -> _Completion:
-    only_a, only_b = a.listed & ~joined.in_b, b.listed & ~joined.in_a
-    m, n = only_a.sum(axis=0), only_b.sum(axis=0)
-    c, d = np.exp(b.cap), np.exp(a.cap)
+def _complete(
+    p: F8, q: F8, q_on_a: F8, only_b: Bool, d: F8, c: F8, eta: F8
+) -> tuple[tuple[F8, F8], tuple[F8, F8], tuple[F8, F8]]:
+    """The minimiser (P, Q) on A's tokens (k_A, T), on those only B lists (k_B, T), on the rest (1, T).
+
+    Entries that are none, or that stand among A's tokens already, are 0 on both sides.
+    """
+    p_m, q_n = p * (q_on_a == 0.0), q * only_b
+    m, n = _count(p_m), _count(q_n)
     p_r = np.maximum(1.0 - _sum(p), 0.0)
     q_r = np.maximum(1.0 - _sum(q), 0.0) + eta
     p_after, q_after = p_r - n * d, q_r - m * c
     p_plus, q_plus = np.maximum(p_after, 0.0), np.maximum(q_after, 0.0)
-    s = _largest_ratio(q_r, c, p_plus, np.where(only_a, p, 0.0))
-    t = _largest_ratio(p_r, d, q_plus, np.where(only_b, q, 0.0))
-    log_s, log_t = np.log(s), np.log(t)
+    s = _largest_ratio(q_r, c, p_plus, p_m)
+    t = _largest_ratio(p_r, d, q_plus, q_n)
 
-    # On M: q = min(c, s·p); an infinite s times p = 0 is NaN, which fmin reads as "at the cap".
-    q_on_a = np.where(joined.in_b, joined.q_on_a, np.where(only_a, np.fmin(c, s * p), 0.0))
-    shared_ratio = a.logprobs - joined.logq_on_a
-    log_ratio_a = np.where(joined.in_b, shared_ratio, np.maximum(a.logprobs - b.cap, -log_s))
-    p_on_n = np.where(only_b, np.fmin(d, t * q), 0.0)
-    log_ratio_n = np.minimum(a.cap - b.logprobs, log_t)
-
+    q_hat = s * p_m
+    np.minimum(q_hat, c, out=q_hat)
+    q_hat += q_on_a
+    p_hat = t * q_n
+    np.minimum(p_hat, d, out=p_hat)
     # Where the rest keeps P's mass, all of N sits at its cap; else all of M does and the rest keeps Q's.
     keeps_p = (p_plus > 0.0) & (q_after * d <= p_after * c)
-    keeps_q = ~keeps_p & (q_plus > 0.0)
-    p_rest = np.where(keeps_p, p_plus, np.where(keeps_q, t * q_plus, 0.0))
-    q_rest = np.where(keeps_p, s * p_plus, np.where(keeps_q, q_plus, 0.0))
-    return _Completion(
-        q_on_a, log_ratio_a, p_on_n, log_ratio_n, p_rest, q_rest, np.where(keeps_p, -log_s, log_t)
-    )
+    p_rest = np.where(keeps_p, p_plus, np.where(q_plus > 0.0, t * q_plus, 0.0))
+    q_rest = np.where(keeps_p, s * p_plus, q_plus)
+    return (p, q_hat), (p_hat, q_n), (p_rest[None], q_rest[None])
 
 
 def _largest_ratio(rest: F8, cap: F8, plus: F8, values: F8) -> F8:
@@ -155,22 +125,30 @@ def _largest_ratio(rest: F8, cap: F8, plus: F8, values: F8) -> F8:
     the count never exceeds j = count; so j may run to k in every position.
     """
     ordered = _sorted_rows(values)
-    k = len(ordered)
-    best = rest / (plus + _sum(ordered)) if k else rest / plus
-    partial = plus + 0.0
+    partial = plus
     # From the largest j down: `partial` then grows by one entry a step.
-    for j in range(k, 0, -1):
+    best = (rest - len(ordered) * cap) / partial
+    for j, value in zip(range(len(ordered) - 1, -1, -1), ordered, strict=True):
+        partial = partial + value
         best = np.fmax(best, (rest - j * cap) / partial)
-        partial = partial + ordered[k - j]
-    # 0/0 leaves that j out: fmax passes over NaN, and a NaN that stays means that no j was left.
-    return np.fmax(best, 0.0)
+    # 0/0 leaves that j out: fmax passes over NaN, and a NaN that stays means that no j was left. The largest
+    # finite number stands for infinity: times 0 it stays 0, times any value it is above every cap.
+    return np.minimum(np.fmax(best, 0.0), _HUGE)
 
 
-def _sum(rows: F8 | list[F8]) -> F8:
-    """Sum over the rows in order, whatever their number: the same bits with and without padding."""
-    total = np.zeros(rows[0].shape) if len(rows) else np.zeros(0)
-    for row in rows:
-        total = total + row
+def _count(values: F8) -> F8:
+    """How many rows are above 0, per column."""
+    count: F8 = np.add.reduce(values > 0.0, axis=0, dtype=np.uint8).astype(np.float64)
+    return count
+
+
+def _sum(rows: F8 | Sequence[F8]) -> F8:
+    """Sum over the rows (one at least), in order: the same bits whatever the shape and the padding."""
+    if len(rows) == 1:
+        return rows[0]
+    total = rows[0] + rows[1]
+    for row in rows[2:]:
+        total += row
     return total
 
 
@@ -201,59 +179,48 @@ def _batcher(k: int) -> Iterator[tuple[int, int]]:
         p *= 2
 
 
-def _weighted(weights: F8, values: F8) -> F8:
-    """weights · values with 0 · anything = 0."""
-    return np.where(weights > 0.0, weights * values, 0.0)
+def _divergences(p: F8, q: F8) -> tuple[F8, F8, F8]:
+    """KL(P‖Q), Jensen–Shannon and Σ|p − q| over the rows; a row that is 0 on both sides adds exactly 0.
+
+    With r = q/p: JS = ½ Σ (q·log r − (p + q)·log((1 + r)/2)), whose terms are exactly 0 where p = q.
+    """
+    ratio = np.maximum(q, _TINY)
+    ratio /= np.maximum(p, _TINY)
+    log_ratio = np.log(ratio)
+    kl = -_sum(p * log_ratio)
+    ratio += 1.0
+    ratio *= 0.5
+    half = np.log(ratio, out=ratio)
+    half *= p + q
+    log_ratio *= q
+    log_ratio -= half
+    difference = p - q
+    return kl, 0.5 * _sum(log_ratio), _sum(np.abs(difference, out=difference))
 
 
-def _kl(p: F8, done: _Completion) -> F8:
-    total = (
-        _sum(_weighted(p, done.log_ratio_a))
-        + _sum(_weighted(done.p_on_n, done.log_ratio_n))
-        + _weighted(done.p_rest, done.log_ratio_rest)
-    )
-    return np.maximum(total, 0.0)
+def _total(parts: Iterable[tuple[F8, F8, F8]]) -> tuple[F8, F8, F8]:
+    """Sums of the parts' KL, Jensen–Shannon and Σ|p − q|, in order."""
+    kl, js, tv = zip(*parts, strict=True)
+    return _sum(kl), _sum(js), _sum(tv)
 
 
-def _js(p: F8, q_n: F8, done: _Completion, eta: F8) -> F8:
-    total = (
-        _sum(_js_terms(p, done.q_on_a, done.log_ratio_a))
-        + _sum(_js_terms(done.p_on_n, q_n, done.log_ratio_n))
-        + _js_terms(done.p_rest, done.q_rest, done.log_ratio_rest)
-    )
-    return np.clip(total - eta * (_LOG_2 / 2), 0.0, _LOG_2)
-
-
-def _js_terms(p: F8, q: F8, log_ratio: F8) -> F8:
-    """½·(p·log(p/m) + q·log(q/m)) with m = (p + q)/2, exactly 0 where p = q; symmetric, so no overflow."""
-    small, large = np.minimum(p, q), np.maximum(p, q)
-    ratio = np.where(large > 0.0, small / large, 1.0)
-    return -0.5 * ((p + q) * np.log(0.5 * (1.0 + ratio)) + _weighted(small, np.abs(log_ratio)))
-
-
-def _tv(p: F8, q_n: F8, done: _Completion, eta: F8) -> F8:
-    total = (
-        _sum(np.abs(p - done.q_on_a)) + _sum(np.abs(done.p_on_n - q_n)) + np.abs(done.p_rest - done.q_rest)
-    )
-    return np.clip((total - eta) / 2, 0.0, 1.0)
-
-
-def _kl_floor(a: TopLists, p: F8, q: F8, joined: _Joined) -> F8:
+def _kl_floor(p: F8, q: F8, q_on_a: F8) -> F8:
     """The reference estimator (G5): both lists renormalised, aligned on A, floored; for comparison only."""
-    total_p, total_q = _sum(p), _sum(q)
-    log_p = np.maximum(a.logprobs - np.log(total_p), _LOG_FLOOR)
-    log_q = np.maximum(joined.logq_on_a - np.log(total_q), _LOG_FLOOR)
-    return np.maximum(_sum(_weighted(p / total_p, log_p - log_q)), 0.0)
+    p_own, q_own = p / _sum(p), q_on_a / _sum(q)
+    ratio = np.maximum(p_own, FLOOR)
+    ratio /= np.maximum(q_own, FLOOR)
+    terms = np.log(ratio, out=ratio)
+    terms *= p_own
+    return np.maximum(_sum(terms), 0.0)
 
 
-def _cosine(p: F8, q: F8, joined: _Joined) -> F8:
-    norms = np.sqrt(_sum(p * p) * _sum(q * q))
-    return np.where(norms > 0.0, np.minimum(_sum(p * joined.q_on_a) / norms, 1.0), 0.0)
+def _cosine(p: F8, q: F8, q_on_a: F8) -> F8:
+    """Of the two probability vectors over all listed tokens; 1 exactly for equal lists."""
+    squares = _sum(p * p) * _sum(q * q)
+    return np.where(squares > 0.0, np.minimum(_sum(p * q_on_a) / np.sqrt(squares), 1.0), 0.0)
 
 
-def _top1_agree(a: TopLists, b: TopLists, joined: _Joined) -> F8:
+def _top1_agree(p: F8, q: F8, q_on_a: F8) -> F8:
     """1 where a most likely token of A is a most likely token of B: equal values have no order."""
-    best_a = a.logprobs == a.logprobs.max(axis=0)
-    best_b = joined.logq_on_a == b.logprobs.max(axis=0)
-    agree: Bool = (best_a & best_b & joined.in_b).any(axis=0)
+    agree: Bool = ((p == p.max(axis=0)) & (q_on_a == q.max(axis=0))).any(axis=0)
     return agree.astype(np.float64)

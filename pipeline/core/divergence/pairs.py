@@ -22,8 +22,9 @@ Outcome: TypeAlias = Literal["scored", "definition_mismatch", "no_position"]
 
 _FORCED: Final = SOURCES.index("forced")
 _LOGITS: Final = KINDS.index("logits")
-_BLOCK_POSITIONS: Final = 4096
-"""Pairs are scored in blocks of about so many positions: the matrices of a block stay in the cache."""
+_BLOCK_ENTRIES: Final = 15_000
+"""Pairs are scored in blocks of about so many list entries a side: a matrix of a block then stays below the
+128 KiB from which allocators hand memory back to the system, which costs more than the arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,12 @@ class PairScores:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One comparable pair. `length`: positions both sides have; tokens and lists are cut to it when read."""
+    """One comparable pair. `length`: positions both sides have; `width`: entries of the longer lists."""
 
     baseline: Half
     other: Half
     length: int
+    width: int
     forced: bool
 
 
@@ -135,7 +137,8 @@ def _task(baseline: Half, other: Half) -> _Task:
     a, b = baseline.columns.offsets, other.columns.offsets
     i, j = baseline.index, other.index
     length = min(int(a[i + 1]) - int(a[i]), int(b[j + 1]) - int(b[j]))
-    return _Task(baseline, other, length, int(other.columns.source[j]) == _FORCED)
+    width = max(int(baseline.columns.k[i]), int(other.columns.k[j]))
+    return _Task(baseline, other, length, width, int(other.columns.source[j]) == _FORCED)
 
 
 def _tokens(half: Half, length: int) -> I4 | I8:
@@ -160,17 +163,17 @@ def _compare_tokens(scores: PairScores, row: int, task: _Task) -> None:
 def _blocks(tasks: Iterable[tuple[int, _Task]], scores: PairScores) -> Iterator[list[tuple[int, _Task, int]]]:
     """Blocks of (row, task, compared stretch), leaving out pairs without a position."""
     block: list[tuple[int, _Task, int]] = []
-    held = 0
+    positions = widest = 0
     for row, task in tasks:
         first = int(scores.first_difference[row])
         stretch = task.length if task.forced or first < 0 else first + 1
         if not stretch:
             continue
-        if block and held + stretch > _BLOCK_POSITIONS:
+        positions, widest = positions + stretch, max(widest, task.width)
+        if block and positions * widest > _BLOCK_ENTRIES:
             yield block
-            block, held = [], 0
+            block, positions, widest = [], stretch, task.width
         block.append((row, task, stretch))
-        held += stretch
     if block:
         yield block
 
@@ -201,19 +204,31 @@ def _score_block(block: Sequence[tuple[int, _Task, int]], scores: PairScores) ->
 def _sent(halves: Sequence[tuple[Half, int]]) -> SentLists:
     """The first positions of several answers side by side; shorter lists padded with entries not listed."""
     total = sum(stretch for _, stretch in halves)
-    widest = max(int(half.columns.k[half.index]) for half, _ in halves)
+    widths = [int(half.columns.k[half.index]) for half, _ in halves]
+    widest = max(widths)
+    slices = []
+    for (half, stretch), k in zip(halves, widths, strict=True):
+        start = int(half.columns.entry_offsets[half.index])
+        slices.append(slice(start, start + stretch * k))
+    emitted = np.concatenate([_tokens(half, stretch) for half, stretch in halves], dtype=np.int64)
+    if min(widths) == widest:
+        id_parts = [half.columns.top_ids[part] for (half, _), part in zip(halves, slices, strict=True)]
+        value_parts = [
+            half.columns.top_logprobs[part] for (half, _), part in zip(halves, slices, strict=True)
+        ]
+        flat_ids = np.concatenate(id_parts).reshape(total, widest)
+        flat_values = np.concatenate(value_parts).reshape(total, widest)
+        return SentLists(
+            np.array(flat_ids.T, dtype=np.int64, order="C"),
+            np.array(flat_values.T, dtype=np.float64, order="C"),
+            emitted,
+        )
     ids = np.full((widest, total), NOT_LISTED, dtype=np.int64)
     logprobs = np.full((widest, total), -np.inf)
-    emitted = np.empty(total, dtype=np.int64)
     at = 0
-    for half, stretch in halves:
-        columns, index = half.columns, half.index
-        k = int(columns.k[index])
-        start = int(columns.entry_offsets[index])
-        entries = slice(start, start + stretch * k)
-        ids[:k, at : at + stretch] = columns.top_ids[entries].reshape(stretch, k).T
-        logprobs[:k, at : at + stretch] = columns.top_logprobs[entries].reshape(stretch, k).T
-        emitted[at : at + stretch] = _tokens(half, stretch)
+    for (half, stretch), part, k in zip(halves, slices, widths, strict=True):
+        ids[:k, at : at + stretch] = half.columns.top_ids[part].reshape(stretch, k).T
+        logprobs[:k, at : at + stretch] = half.columns.top_logprobs[part].reshape(stretch, k).T
         at += stretch
     return SentLists(ids, logprobs, emitted)
 
@@ -221,9 +236,13 @@ def _sent(halves: Sequence[tuple[Half, int]]) -> SentLists:
 def _reduce(measured: Measures, valid: Bool, owner: I8, counts: I8, rows: I8, scores: PairScores) -> None:
     """Means and maximum per pair. `bincount` adds in order, so a pair's sum never depends on its block."""
     divisor = np.maximum(counts, 1)
+    all_valid = bool(valid.all())
+
+    def read(values: F8) -> F8:
+        return values if all_valid else np.where(valid, values, 0.0)
+
     for name in ("kl_lower", "kl_floor", "js_lower", "tv_lower", "cosine", "top1_agree"):
-        values: F8 = np.where(valid, getattr(measured, name), 0.0)
-        sums = np.bincount(owner, weights=values, minlength=len(counts))
+        sums = np.bincount(owner, weights=read(getattr(measured, name)), minlength=len(counts))
         getattr(scores, name)[rows] = sums / divisor
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
-    scores.kl_lower_max[rows] = np.maximum.reduceat(np.where(valid, measured.kl_lower, 0.0), starts)
+    scores.kl_lower_max[rows] = np.maximum.reduceat(read(measured.kl_lower), starts)

@@ -30,68 +30,64 @@ def read_lists(a: SentLists, b: SentLists, logits: Bool) -> tuple[TopLists, TopL
 
     `logits` (T,): values without normaliser, softmaxed here over the listed tokens only.
     """
-    logprobs_a, logprobs_b = _measured(a), _measured(b)
-    valid = valid_lists(a.ids, logprobs_a, ~logits) & valid_lists(b.ids, logprobs_b, ~logits)
-    listed_a, listed_b = logprobs_a > -np.inf, logprobs_b > -np.inf
-    logprobs_a, logprobs_b = _normalised(logprobs_a, logits), _normalised(logprobs_b, logits)
-    strays_a = _emitted_out_of_rank(a, listed_a, logprobs_a)
-    strays_b = _emitted_out_of_rank(b, listed_b, logprobs_b)
-    both_a = _first_is_on(a.ids, b.ids, listed_b, strays_a)
-    both_b = _first_is_on(b.ids, a.ids, listed_a, strays_b)
-    return (
-        _top_lists(a.ids, logprobs_a, listed_a, strays_a, both_a),
-        _top_lists(b.ids, logprobs_b, listed_b, strays_b, both_b),
-        valid,
-    )
+    a, b = _measured(a), _measured(b)
+    valid = valid_lists(a.ids, a.logprobs, ~logits) & valid_lists(b.ids, b.logprobs, ~logits)
+    if logits.any():
+        a, b = _softmaxed(a, logits), _softmaxed(b, logits)
+    return _top_lists(a, b), _top_lists(b, a), valid
 
 
-def _measured(sent: SentLists) -> F8:
-    """Values as sent, −inf where nothing was measured. NaN stays: it spoils its position."""
-    unknown = (sent.ids == NOT_LISTED) | (sent.logprobs <= NOT_LISTED_LOGPROB)
-    return np.where(unknown, -np.inf, sent.logprobs)
+def _measured(sent: SentLists) -> SentLists:
+    """(NOT_LISTED, −inf) where nothing was measured. NaN stays: it spoils its position."""
+    unknown = sent.logprobs <= NOT_LISTED_LOGPROB
+    unknown |= sent.ids == NOT_LISTED
+    if not unknown.any():
+        return sent
+    ids = np.where(unknown, NOT_LISTED, sent.ids)
+    return SentLists(ids, np.where(unknown, -np.inf, sent.logprobs), sent.emitted)
 
 
-def _normalised(values: F8, logits: Bool) -> F8:
+def _softmaxed(sent: SentLists, logits: Bool) -> SentLists:
     """Softmax over the listed tokens where `logits`; other columns unchanged."""
     columns = np.flatnonzero(logits)
-    if not columns.size:
-        return values
-    some = np.ascontiguousarray(values[:, columns])
+    logprobs = sent.logprobs.copy()
+    some = logprobs[:, columns]
     with np.errstate(invalid="ignore", divide="ignore"):
-        shifted = some - some.max(axis=0)
+        some -= some.max(axis=0)
         total = np.zeros(columns.size)
-        for row in np.exp(shifted):
-            total = total + row
-        values = values.copy()
-        values[:, columns] = np.where(some > -np.inf, shifted - np.log(total), -np.inf)
-    return values
+        for row in np.exp(some):
+            total += row
+        logprobs[:, columns] = some - np.log(total)
+    return SentLists(sent.ids, logprobs, sent.emitted)
 
 
-def _emitted_out_of_rank(sent: SentLists, listed: Bool, logprobs: F8) -> Bool:
-    """Where the emitted token stands first though it is the smallest and the others fall."""
-    others = logprobs[1:]
-    if not len(others):
-        return np.zeros(sent.emitted.shape, dtype=np.bool_)
-    smallest_other = np.where(listed[1:], others, np.inf).min(axis=0)
-    stray: Bool = listed[0] & (sent.ids[0] == sent.emitted)
-    stray &= (logprobs[0] < smallest_other) & (smallest_other < np.inf)
-    return stray & (others[:-1] >= others[1:]).all(axis=0)
+def _top_lists(sent: SentLists, other: SentLists) -> TopLists:
+    strays = _emitted_out_of_rank(sent)
+    if not len(strays):
+        return TopLists(sent.ids, sent.logprobs, _smallest(sent.logprobs))
+    ids, logprobs, cap = sent.ids.copy(), sent.logprobs.copy(), _smallest(sent.logprobs)
+    cap[strays] = _smallest(logprobs[1:, strays])
+    # The entry itself is evidence only if both lists have it.
+    dropped = strays[~(other.ids[:, strays] == ids[0, strays]).any(axis=0)]
+    ids[0, dropped], logprobs[0, dropped] = NOT_LISTED, -np.inf
+    return TopLists(ids, logprobs, cap)
 
 
-def _first_is_on(ids: I8, other_ids: I8, other_listed: Bool, strays: Bool) -> Bool:
-    """Where the first entry of one list is on the other list too; only asked for stray entries."""
-    if not strays.any():
-        return strays
-    on_other: Bool = ((other_ids == ids[0]) & other_listed).any(axis=0)
-    return on_other
+def _smallest(logprobs: F8) -> F8:
+    """Smallest listed value of each column, +inf where nothing is listed."""
+    smallest: F8 = logprobs.min(axis=0, initial=np.inf)
+    if np.isneginf(smallest).any():
+        smallest = np.where(logprobs > -np.inf, logprobs, np.inf).min(axis=0, initial=np.inf)
+    return smallest
 
 
-def _top_lists(ids: I8, logprobs: F8, listed: Bool, strays: Bool, on_both: Bool) -> TopLists:
-    ranked = listed
-    if strays.any():
-        ranked, listed, logprobs = listed.copy(), listed.copy(), logprobs.copy()
-        ranked[0] &= ~strays
-        dropped = strays & ~on_both
-        listed[0] &= ~dropped
-        logprobs[0, dropped] = -np.inf
-    return TopLists(ids, logprobs, listed, np.where(ranked, logprobs, np.inf).min(axis=0))
+def _emitted_out_of_rank(sent: SentLists) -> I8:
+    """Positions whose emitted token stands first though it is the smallest, while the others fall."""
+    if len(sent.ids) < 2:
+        return np.zeros(0, dtype=np.int64)
+    first = sent.logprobs[0]
+    maybe = np.flatnonzero((first < sent.logprobs[1]) & (first > -np.inf) & (sent.ids[0] == sent.emitted))
+    others = sent.logprobs[1:, maybe]
+    falling = (others[:-1] >= others[1:]).all(axis=0)
+    strays: I8 = maybe[falling & (first[maybe] < _smallest(others))]
+    return strays
