@@ -1,0 +1,88 @@
+"""`klaxon sql`: read-only queries of the archive, wherever it is."""
+
+from __future__ import annotations
+
+import click
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.cli.exits import CommandError, Exit
+from pipeline.cli.options import config_option, json_option
+from pipeline.config import Config
+from pipeline.store.client import UNKNOWN_TABLE, connect_read_only, embedded_folder
+from pipeline.store.errors import FolderInUseError, QueryError, StoreError, StoreUnavailableError
+from pipeline.store.queries import QueryResult, query_endpoint, run_query
+
+NOT_A_TERMINAL_COLUMNS = 200
+
+EXAMPLE = """\b
+Example: klaxon sql "SELECT arm, count() FROM v_inference_log GROUP BY arm"
+More: docs/archive.md"""
+
+
+@click.command(epilog=EXAMPLE)
+@click.argument("query")
+@config_option
+@json_option
+def sql(query: str, config: Config, as_json: bool) -> None:
+    """Run one read-only QUERY on the archive: a server, or chDB in a folder.
+
+    While the archive worker runs on a chDB folder the query goes through it, at archive.query_listen.
+    """
+    try:
+        result = _run(query, config)
+    except StoreUnavailableError as error:
+        raise CommandError(str(error), Exit.UNREACHABLE) from None
+    except QueryError as error:
+        hint = "; create the tables with `klaxon migrate`" if error.code == UNKNOWN_TABLE else ""
+        raise CommandError(f"{error}{hint}", Exit.USAGE) from None
+    except StoreError as error:
+        raise CommandError(str(error), Exit.USAGE) from None
+    if as_json:
+        click.echo(orjson.dumps(result.as_json()))
+    else:
+        _show(result)
+
+
+def _run(query: str, config: Config) -> QueryResult:
+    clickhouse, listen = config.clickhouse, config.archive.query_listen
+    folder = embedded_folder(clickhouse.dsn)
+    if folder is not None and not folder.is_dir():
+        raise StoreError(f"{clickhouse.dsn}: no such folder; `klaxon migrate` creates the archive")
+    try:
+        store = connect_read_only(
+            clickhouse.dsn,
+            clickhouse.database,
+            username=clickhouse.username,
+            password=clickhouse.password,
+        )
+    except FolderInUseError as error:
+        if listen is None:
+            raise FolderInUseError(
+                f"{clickhouse.dsn}: another process owns this folder; give the archive worker a query "
+                "address (archive.query_listen: 127.0.0.1:PORT), the same in this command's configuration"
+            ) from error
+        return query_endpoint(listen, query)
+    try:
+        return run_query(store, query)
+    finally:
+        store.close()
+
+
+def _show(result: QueryResult) -> None:
+    console = Console(width=None if click.get_text_stream("stdout").isatty() else NOT_A_TERMINAL_COLUMNS)
+    table = Table(show_edge=False, pad_edge=False)
+    for name, kind in zip(result.names, result.types, strict=True):
+        numeric = kind.startswith(("UInt", "Int", "Float", "Decimal", "Nullable(Int", "Nullable(UInt"))
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold", header_style="bold")
+    for row in result.rows:
+        table.add_row(*map(_text, row))
+    console.print(table, markup=False, highlight=False)
+    click.echo(f"{len(result.rows)} row{'' if len(result.rows) == 1 else 's'}", err=True)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "NULL"
+    return value if isinstance(value, str) else orjson.dumps(value).decode()

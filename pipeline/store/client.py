@@ -1,0 +1,313 @@
+"""ClickHouse through clickhouse-connect: a server over HTTP, or chDB in this process, behind one handle.
+
+Every call blocks; run it in a thread. A `Store` may be shared by threads. One process owns a chDB folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import clickhouse_connect
+from clickhouse_connect.driver.exceptions import (
+    ClickHouseError,
+    DataError,
+    InternalError,
+    OperationalError,
+)
+
+from pipeline.store.errors import (
+    FolderInUseError,
+    QueryError,
+    RowError,
+    StoreError,
+    StoreUnavailableError,
+)
+
+EMBEDDED_SCHEME: Final = "chdb"
+EMBEDDED_MEMORY_BYTES: Final = 2 << 30
+CONNECT_TIMEOUT_S: Final = 5
+SEND_RECEIVE_TIMEOUT_S: Final = 120
+UNKNOWN_DATABASE: Final = 81
+UNKNOWN_TABLE: Final = 60
+
+INSERT_SETTINGS: Final[Mapping[str, object]] = {
+    # One insert, one block, one answer (async_insert is on by default since 26.2).
+    "async_insert": 0,
+    # Rows of equal key stay as inserted until a merge: what was sent can be counted right afterwards.
+    "optimize_on_insert": 0,
+}
+
+_CODE: Final = re.compile(r"Code: (\d+)")
+_open_folders: Counter[Path] = Counter()
+_open_folders_lock: Final = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """What one read-only query may take."""
+
+    memory_bytes: int = 2 << 30
+    time_s: int = 60
+    rows: int = 1_000_000
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """As ClickHouse settings."""
+        return {
+            "max_memory_usage": self.memory_bytes,
+            "max_execution_time": self.time_s,
+            "max_result_rows": self.rows,
+            "result_overflow_mode": "throw",
+        }
+
+
+def embedded_folder(dsn: str) -> Path | None:
+    """The folder of a `chdb:///folder` address; None for a server's. Raises StoreError on a wrong address."""
+    parts = urlsplit(dsn)
+    if parts.scheme in ("http", "https") and parts.hostname:
+        return None
+    if parts.scheme == EMBEDDED_SCHEME and not parts.netloc and len(parts.path.strip("/")) > 0:
+        return Path("/" + parts.path.lstrip("/"))
+    raise StoreError(
+        f"clickhouse.dsn {_without_password(dsn)!r}: expected http://host:8123, https://host:8443 "
+        "or chdb:///absolute/folder"
+    )
+
+
+class Store:
+    """An open connection. Raises StoreUnavailableError, QueryError or RowError, never the driver's own."""
+
+    def __init__(self, client: Any, where: str, database: str, folder: Path | None) -> None:
+        self._client = client
+        self._where = where
+        self._folder = folder
+        self.database: Final = database
+        self._column_types: dict[tuple[str, tuple[str, ...]], Any] = {}
+
+    @property
+    def embedded(self) -> bool:
+        """Whether ClickHouse runs inside this process."""
+        return self._folder is not None
+
+    @property
+    def where(self) -> str:
+        """The address, fit for messages."""
+        return self._where
+
+    def command(self, sql: str, parameters: Mapping[str, object] | None = None) -> None:
+        """Run a statement that returns nothing."""
+        try:
+            self._client.command(sql, parameters=parameters)
+        except ClickHouseError as error:
+            raise _translated(error, self._where) from None
+
+    def rows(self, sql: str, parameters: Mapping[str, object] | None = None) -> list[tuple[Any, ...]]:
+        """All rows of a query."""
+        try:
+            return list(self._client.query(sql, parameters=parameters).result_rows)
+        except ClickHouseError as error:
+            raise _translated(error, self._where) from None
+
+    def text(self, sql: str, form: str) -> bytes:
+        """A query's whole result in one of ClickHouse's output formats."""
+        try:
+            result: bytes = self._client.raw_query(sql, fmt=form)
+        except ClickHouseError as error:
+            raise _translated(error, self._where) from None
+        return result
+
+    def insert(self, table: str, columns: Mapping[str, Sequence[object]], token: str) -> None:
+        """Insert columns of equal length as one block under a de-duplication token.
+
+        A token stands for exactly these rows: ClickHouse silently drops other rows under a used token.
+        Raises RowError where a value does not fit its column.
+        """
+        names = tuple(columns)
+        try:
+            types = self._column_types.get((table, names))
+            if types is None:
+                context = self._client.create_insert_context(table, column_names=names)
+                types = self._column_types[table, names] = context.column_types
+            self._client.insert(
+                table,
+                list(columns.values()),
+                column_names=names,
+                column_types=types,
+                column_oriented=True,
+                settings={**INSERT_SETTINGS, "insert_deduplication_token": token},
+            )
+        except DataError as error:
+            raise RowError(f"table {table}: {_first_line(error)}") from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RowError(f"table {table}: {error}") from error
+        except ClickHouseError as error:
+            raise _translated(error, self._where) from None
+
+    def warm_up(self) -> None:
+        """Pay what the first insert costs (seconds: the driver imports pandas) before records wait for it."""
+        if not self.embedded:
+            self.rows("SELECT 1")
+            return
+        self.command("CREATE TEMPORARY TABLE IF NOT EXISTS warm_up (n UInt8) ENGINE = Memory")
+        self.insert("warm_up", {"n": [0]}, token="warm-up")  # noqa: S106 (no secret)
+        self.command("DROP TABLE IF EXISTS warm_up")
+
+    def close(self) -> None:
+        """Close the connection; a chDB folder is free again once all of this process's are closed."""
+        self._client.close()
+        if self._folder is not None:
+            with _open_folders_lock:
+                _open_folders[self._folder] -= 1
+
+
+def connect(
+    dsn: str,
+    database: str,
+    *,
+    username: str = "default",
+    password: str = "",
+    create_database: bool = False,
+    settings: Mapping[str, object] | None = None,
+) -> Store:
+    """Open a connection; blocks (chDB: 1-4 s).
+
+    Raises FolderInUseError (chDB folder owned by another process), StoreUnavailableError, QueryError
+    (code 81: no such database and not `create_database`) or StoreError (wrong address).
+    """
+    folder = embedded_folder(dsn)
+    where = _without_password(dsn)
+    if create_database:
+        first = _open(dsn, None, username, password, folder, settings)
+        try:
+            first.command(f"CREATE DATABASE IF NOT EXISTS `{database}`")
+        except ClickHouseError as error:
+            raise _translated(error, where) from None
+        finally:
+            first.close()
+    client = _open(dsn, database, username, password, folder, settings)
+    if folder is not None:
+        with _open_folders_lock:
+            _open_folders[folder] += 1
+    return Store(client, where, database, folder)
+
+
+def connect_read_only(
+    dsn: str,
+    database: str,
+    *,
+    username: str = "default",
+    password: str = "",
+    limits: ReadLimits | None = None,
+) -> Store:
+    """A connection for analysts: can only select, within the limits. Raises as `connect`.
+
+    On a server the account's own rights come first; this is a second line, not an access control.
+    """
+    wanted = (limits or ReadLimits()).settings
+    if embedded_folder(dsn) is None:
+        return connect(
+            dsn, database, username=username, password=password, settings={**wanted, "readonly": 1}
+        )
+    store = connect(dsn, database, settings=wanted)
+    # Last, and for good: a handle that is read-only refuses every change of a setting.
+    store.command("SET readonly = 1")
+    return store
+
+
+def _open(
+    dsn: str,
+    database: str | None,
+    username: str,
+    password: str,
+    folder: Path | None,
+    settings: Mapping[str, object] | None,
+) -> Any:
+    arguments: dict[str, Any] = {"settings": dict(settings or {})}
+    if database is not None:
+        arguments["database"] = database
+    if folder is not None:
+        if _owned_by_another(folder):
+            raise FolderInUseError(
+                f"{dsn}: another process owns this folder; a chDB folder has one owner. Stop it, or query "
+                "through it (archive.query_listen)"
+            )
+        arguments["chdb_options"] = {"max_server_memory_usage": EMBEDDED_MEMORY_BYTES}
+    else:
+        if urlsplit(dsn).username is None:
+            arguments |= {"username": username, "password": password}
+        arguments |= {
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "send_receive_timeout": SEND_RECEIVE_TIMEOUT_S,
+            # Sessions serialise; our statements share none.
+            "autogenerate_session_id": False,
+        }
+    try:
+        return clickhouse_connect.get_client(dsn=dsn, **arguments)
+    except ClickHouseError as error:
+        translated = _translated(error, _without_password(dsn))
+        if isinstance(translated, QueryError) and translated.code == UNKNOWN_DATABASE:
+            raise QueryError(
+                f"{_without_password(dsn)}: no database {database!r}; create it with `klaxon migrate`",
+                UNKNOWN_DATABASE,
+            ) from None
+        raise translated from None
+    except ImportError:
+        raise StoreError(f"{dsn}: chDB is not installed; pip install 'klaxon[embedded]'") from None
+    except OSError as error:
+        raise StoreUnavailableError(f"{_without_password(dsn)}: {error}") from None
+
+
+def _owned_by_another(folder: Path) -> bool:
+    """Whether another process holds chDB's lock on the folder."""
+    with _open_folders_lock:
+        if _open_folders[folder] > 0:
+            return False
+    try:
+        descriptor = os.open(folder / "status", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StoreError(f"chDB folder {folder}: {error.strerror}; use a folder you may write") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _translated(error: ClickHouseError, where: str) -> StoreError:
+    message = _first_line(error)
+    found = _CODE.search(message)
+    if "EmbeddedServer" in message:
+        return FolderInUseError(f"{where}: cannot be opened: {message}")
+    if found is None and isinstance(error, OperationalError | InternalError):
+        return StoreUnavailableError(f"ClickHouse at {where} cannot be reached: {_short(message)}")
+    return QueryError(message, int(found.group(1)) if found else None)
+
+
+def _first_line(error: Exception) -> str:
+    """ClickHouse's own message without what the driver puts around it, first line only."""
+    message = str(error).strip() or type(error).__name__
+    found = re.search(r"Code: \d+\. DB::Exception:", message)
+    return message[found.start() if found else 0 :].splitlines()[0]
+
+
+def _short(message: str) -> str:
+    refused = re.search(r"\[Errno \d+\] ([A-Za-z ]+)", message)
+    return refused.group(1) if refused else message[:300]
+
+
+def _without_password(dsn: str) -> str:
+    parts = urlsplit(dsn)
+    return dsn.replace(f":{parts.password}@", ":***@") if parts.password else dsn
