@@ -1,8 +1,8 @@
-"""Arrivals: the measured figures come back out of what is drawn, and real trace files are read as they are."""
+"""Arrivals: the measured figures come back out of what is drawn; trace files are read as they are."""
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from pipeline.cli.demo.traffic import (
 
 def test_drawn_arrivals_have_the_measured_rates_and_lengths() -> None:
     drawn = list(islice(drawn_arrivals(read_figures(), seed=3), 60_000))
-    assert all(a.at_us <= b.at_us for a, b in zip(drawn, drawn[1:], strict=False))
+    assert all(a.at_us <= b.at_us for a, b in pairwise(drawn))
     share = {"completion": 0.375, "chat": 0.1396}  # over 2,048 tokens, counted in the trace
     gap_us = {"completion": 389_652, "chat": 180_827}
     for service, expected in share.items():

@@ -8,7 +8,6 @@ which recorded prompts stand for it. Times are as recorded.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import random
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +16,7 @@ from pipeline.cli.demo.recording import Answer, Prompt, Recording, VariantName
 from pipeline.cli.demo.traffic import Arrival
 from schemas.control import ArmSpec, RolloutSpec
 from schemas.events import Arm, LogitEvent, RequestEvent
+from schemas.signature import prompt_signature
 
 ROLLOUT: Final = "demo"
 BASELINE_VERSION: Final = "smol-1"
@@ -111,12 +111,9 @@ class Fleet:
         return served
 
     def _signature(self, turn: _Turn) -> str:
-        """HMAC over the prompt before templating, the request type and the sampling parameters, 128 bits.
-
-        A prompt is known here by the recorded prompt and the length it stands in for."""
-        arrival = turn.arrival
-        text = f"{turn.prompt.prompt_id}\0{arrival.input_tokens}\0{arrival.request_type}\0temperature=0"
-        return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()[:32]
+        """A prompt is known here by the recorded prompt and the length it stands in for."""
+        text = f"{turn.prompt.prompt_id} of {turn.arrival.input_tokens} tokens"
+        return prompt_signature(self._key, turn.arrival.request_type, ["user", text], {"temperature": 0.0})
 
     def _events(
         self, turn: _Turn, arm: Arm, node: str, answer: Answer, *, shadow: bool

@@ -1,0 +1,73 @@
+"""Traffic against the wall clock: times as recorded, arrivals compressed, fault only where it belongs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.demo.fleet import FAULTY_NODE, Fleet, Routing, Served
+from pipeline.cli.demo.play import Player, Script, wall_us
+from pipeline.cli.demo.recording import read_recording
+from pipeline.cli.demo.traffic import Arrival
+from tests.demo.test_recording import write_recording
+
+
+async def test_answers_are_published_when_complete_and_arrivals_are_compressed(tmp_path: Path) -> None:
+    recording = read_recording(write_recording(tmp_path, duration_us=120_000))
+    published: list[tuple[int, Served]] = []
+    arrivals = [Arrival(i * 1_000_000, "chat", 3000 if i % 2 else 100) for i in range(100)]
+    player = Player(
+        Script(requests=40, speed=200.0, fault_from=20),
+        iter(arrivals),
+        Fleet(recording, seed=1),
+        lambda served: published.append((wall_us(), served)),
+        lambda: Routing(3, 5.0),
+    )
+    started_us = wall_us()
+    await player.run(lambda played: None)
+    took_us = wall_us() - started_us
+    played = player.played
+    # 39 gaps of 1 s, 200 times faster, and the last answer's 120 ms.
+    assert took_us >= 39_000_000 // 200 + 120_000
+    assert played.requests == played.pairs == 40
+    assert played.events == len(published)
+    first = {served.request.pair_id: i for i, (_, served) in reversed(list(enumerate(published)))}
+    order = sorted(first, key=first.__getitem__)
+    for at_us, served in published:
+        assert at_us >= served.request.ts_us + served.request.duration_us
+        assert served.request.duration_us == 120_000
+        assert served.request.generation == 3
+        if served.affected:
+            assert served.logit.node == FAULTY_NODE
+            assert served.logit.input_tokens > 2048
+            assert order.index(served.request.pair_id or "") >= 20
+    assert played.affected == sum(served.affected for _, served in published) > 0
+    assert set(played.canary) == {s.logit.pair_id for _, s in published if s.logit.arm == "canary"}
+
+
+async def test_without_a_fault_nothing_is_affected(tmp_path: Path) -> None:
+    recording = read_recording(write_recording(tmp_path, duration_us=1_000))
+    player = Player(
+        Script(requests=200, speed=1000.0, fault_from=None),
+        iter([Arrival(i, "chat", 3000) for i in range(200)]),
+        Fleet(recording, seed=1),
+        lambda served: None,
+        lambda: Routing(None, 0.0),
+    )
+    await player.run(lambda played: None)
+    assert player.played.affected == 0
+    assert player.played.requests == 200
+
+
+@pytest.mark.parametrize("percent", [0.0, 25.0, 100.0])
+def test_the_split_of_user_traffic_follows_the_router(tmp_path: Path, percent: float) -> None:
+    fleet = Fleet(read_recording(write_recording(tmp_path)), seed=5)
+    users = {"baseline": 0, "canary": 0, "control": 0}
+    for i in range(800):
+        served = fleet.serve(Arrival(i, "chat", 50), 1_000_000, Routing(1, percent), fault=False)
+        for one in served:
+            users[one.request.arm] += not one.request.shadow
+    assert users["control"] == 0
+    assert users["baseline"] + users["canary"] == 800
+    assert users["canary"] / 8 == pytest.approx(percent, abs=6)
