@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 import orjson
 from rich.console import Console
@@ -10,11 +12,14 @@ from rich.table import Table
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import config_option, json_option
 from pipeline.config import Config
+from pipeline.store.archive import TABLES
 from pipeline.store.client import UNKNOWN_TABLE, connect_read_only, embedded_folder
 from pipeline.store.errors import FolderInUseError, QueryError, StoreError, StoreUnavailableError
 from pipeline.store.queries import QueryResult, query_endpoint, run_query
 
-NOT_A_TERMINAL_COLUMNS = 200
+NOT_A_TERMINAL_COLUMNS: Final = 200
+MANY_COLUMNS: Final = 16
+"""Rows with more columns are shown one column a line."""
 
 EXAMPLE = """\b
 Example: klaxon sql "SELECT arm, count() FROM v_inference_log GROUP BY arm"
@@ -35,7 +40,8 @@ def sql(query: str, config: Config, as_json: bool) -> None:
     except StoreUnavailableError as error:
         raise CommandError(str(error), Exit.UNREACHABLE) from None
     except QueryError as error:
-        hint = "; create the tables with `klaxon migrate`" if error.code == UNKNOWN_TABLE else ""
+        ours = any(f"'{prefix}{table}'" in str(error) for table in TABLES.values() for prefix in ("", "v_"))
+        hint = "; create it with `klaxon migrate`" if error.code == UNKNOWN_TABLE and ours else ""
         raise CommandError(f"{error}{hint}", Exit.USAGE) from None
     except StoreError as error:
         raise CommandError(str(error), Exit.USAGE) from None
@@ -72,6 +78,18 @@ def _run(query: str, config: Config) -> QueryResult:
 
 def _show(result: QueryResult) -> None:
     console = Console(width=None if click.get_text_stream("stdout").isatty() else NOT_A_TERMINAL_COLUMNS)
+    if len(result.names) > MANY_COLUMNS:
+        width = max(map(len, result.names))
+        for number, row in enumerate(result.rows, start=1):
+            console.print(f"row {number}", style="bold")
+            for name, value in zip(result.names, row, strict=True):
+                console.print(f"{name:>{width}}  {_text(value)}", markup=False, highlight=False)
+    else:
+        _show_table(result, console)
+    click.echo(f"{len(result.rows)} row{'' if len(result.rows) == 1 else 's'}", err=True)
+
+
+def _show_table(result: QueryResult, console: Console) -> None:
     table = Table(show_edge=False, pad_edge=False)
     for name, kind in zip(result.names, result.types, strict=True):
         numeric = kind.startswith(("UInt", "Int", "Float", "Decimal", "Nullable(Int", "Nullable(UInt"))
@@ -79,7 +97,6 @@ def _show(result: QueryResult) -> None:
     for row in result.rows:
         table.add_row(*map(_text, row))
     console.print(table, markup=False, highlight=False)
-    click.echo(f"{len(result.rows)} row{'' if len(result.rows) == 1 else 's'}", err=True)
 
 
 def _text(value: object) -> str:

@@ -6,6 +6,7 @@ Every call blocks; run it in a thread. A `Store` may be shared by threads. One p
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import threading
@@ -45,6 +46,9 @@ INSERT_SETTINGS: Final[Mapping[str, object]] = {
     # Rows of equal key stay as inserted until a merge: what was sent can be counted right afterwards.
     "optimize_on_insert": 0,
 }
+
+# Every error is raised as well, and the driver's log lines quote rows (C2).
+logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
 
 _CODE: Final = re.compile(r"Code: (\d+)")
 _open_folders: Counter[Path] = Counter()
