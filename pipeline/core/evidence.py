@@ -54,6 +54,25 @@ class Evidence:
         """Number of rows."""
         return len(self.second)
 
+    def since(self, second: int) -> Evidence:
+        """The rows from this second on."""
+        kept = self.second >= second
+        if kept.all():
+            return self
+        return Evidence(
+            second=self.second[kept],
+            populations=self.populations,
+            population=self.population[kept],
+            dimensions=[Dimension(each.name, each.values, each.codes[kept]) for each in self.dimensions],
+            counters={name: counts[kept] for name, counts in self.counters.items()},
+            totals={name: counts[kept] for name, counts in self.totals.items()},
+            measures={name: (values[kept], has[kept]) for name, (values, has) in self.measures.items()},
+            ids=None
+            if self.ids is None
+            else [each for each, keep in zip(self.ids, kept, strict=True) if keep],
+            worst=None if self.worst is None else (self.worst[0][kept], self.worst[1][kept]),
+        )
+
 
 def constant(name: str, value: str, n: int) -> Dimension:
     """A dimension with one value, whose members are all n rows."""

@@ -1,0 +1,150 @@
+"""Which halves belong together: groups by key, in log time, bounded by J and by bytes.
+
+A group opens with the first half of a key that was not seen within J (nor within 256 MiB of records), stays
+open for J after it, and is remembered as long as the key keeps coming within J: so whatever is re-sent adds
+nothing, and what the group decides depends on no more than 3J of the log (architecture.md, "Pairing").
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from pipeline.core.divergence import Half
+from schemas.columns import BASELINE
+
+GroupKey: TypeAlias = tuple[str, bytes, bytes | None]
+"""(rollout, signature, pair id); without a pair id the signature alone."""
+
+Moment: TypeAlias = tuple[int, int]
+"""(log time in µs, bytes read through): where in the log something stands. Neither ever falls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One half as it came: which event of which record."""
+
+    half: Half
+    arm: int
+    node: str
+    ts_us: int
+    event_us: int
+    """Completion, cut at append time + 5 s."""
+    offset: int
+    position: int
+    """Index of the event inside its record."""
+
+
+@dataclass(slots=True)
+class Group:
+    """One key's halves while it is open, then what is remembered of it."""
+
+    key: GroupKey
+    opened: Moment
+    last: Moment
+    expected: int = 0
+    """Bit mask of arms."""
+    generation: int = -1
+    """Of the first half."""
+    present: int = 0
+    """Bit mask of arms that came while it was open."""
+    halves: dict[int, Arrival] = field(default_factory=dict)
+    """By arm, until nothing more can be scored with them."""
+    arrived: dict[int, int] = field(default_factory=dict)
+    """Anonymous: number of halves by arm."""
+    seen: dict[object, Moment] = field(default_factory=dict)
+    """Identity of a half (named: its arm; anonymous: arm, node, time) → when it last came, oldest first."""
+    is_open: bool = True
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Joined by signature alone."""
+        return self.key[2] is None
+
+    def comparisons(self) -> list[int]:
+        """Arms that were expected or came and are compared with the baseline."""
+        arms = self.expected | self.present
+        return [arm for arm in (1, 2) if arms >> arm & 1]
+
+    def is_complete(self) -> bool:
+        """Whether every expected comparison has both its halves."""
+        needed = self.expected | self.present | 1 << BASELINE
+        return self.present == needed and needed != 1 << BASELINE
+
+
+class Groups:
+    """All groups of one source partition. Bounded: by J of log time and by bytes of further records."""
+
+    def __init__(self, join_timeout_us: int, waiting_bytes: int) -> None:
+        """No group yet."""
+        self._join_timeout_us = join_timeout_us
+        self._waiting_bytes = waiting_bytes
+        self._by_key: dict[GroupKey, Group] = {}
+        """In order of `last`, oldest first."""
+        self._opened: deque[Group] = deque()
+        """Groups whose time is not up, in order of `opened`."""
+        self._open_groups = 0
+
+    def expire(self, now: Moment) -> Iterator[tuple[Group, int]]:
+        """Close the groups whose time is up at this record, oldest first, and forget what is long silent.
+
+        Yields each with the log time of its end: its deadline, or that of the record that was too much.
+        """
+        while self._opened and not self.within(self._opened[0].opened, now):
+            group = self._opened.popleft()
+            if group.is_open:
+                self.close(group)
+                yield group, min(group.opened[0] + self._join_timeout_us, now[0])
+        while self._by_key:
+            oldest = next(iter(self._by_key.values()))
+            if self.within(oldest.last, now):
+                break
+            del self._by_key[oldest.key]
+
+    def find(self, key: GroupKey, now: Moment) -> Group:
+        """The key's group, opened if the key was not seen of late; notes that it came."""
+        group = self._by_key.pop(key, None)
+        if group is None:
+            group = Group(key, opened=now, last=now)
+            self._opened.append(group)
+            self._open_groups += 1
+        group.last = now
+        self._by_key[key] = group
+        return group
+
+    def came_before(self, group: Group, identity: object, now: Moment) -> bool:
+        """Note that this half came; whether the same came within J before."""
+        seen = group.seen
+        while seen:
+            oldest = next(iter(seen))
+            if self.within(seen[oldest], now):
+                break
+            del seen[oldest]
+        known = seen.pop(identity, None) is not None
+        seen[identity] = now
+        return known
+
+    def within(self, then: Moment, now: Moment) -> bool:
+        """Whether `then` is at most J, and at most so many bytes of records, before `now`."""
+        return now[0] - then[0] <= self._join_timeout_us and now[1] - then[1] <= self._waiting_bytes
+
+    def close(self, group: Group) -> None:
+        """Nothing more can be scored with an open group's halves."""
+        group.is_open = False
+        self._open_groups -= 1
+
+    @property
+    def open_groups(self) -> int:
+        """Groups that halves can still join."""
+        return self._open_groups
+
+    @property
+    def remembered(self) -> int:
+        """Groups held, open or not."""
+        return len(self._by_key)
+
+    def waiting_bytes(self, bytes_read: int) -> int:
+        """Bytes of records since the oldest group opened whose time is not up."""
+        return bytes_read - self._opened[0].opened[1] if self._opened else 0
