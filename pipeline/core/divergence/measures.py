@@ -206,7 +206,7 @@ def _total(parts: Iterable[tuple[F8, F8, F8]]) -> tuple[F8, F8, F8]:
 
 def _kl_floor(p: F8, q: F8, q_on_a: F8) -> F8:
     """The reference estimator (G5): both lists renormalised, aligned on A, floored; for comparison only."""
-    p_own, q_own = p / _sum(p), q_on_a / _sum(q)
+    p_own, q_own = p / np.maximum(_sum(p), _TINY), q_on_a / np.maximum(_sum(q), _TINY)
     ratio = np.maximum(p_own, FLOOR)
     ratio /= np.maximum(q_own, FLOOR)
     terms = np.log(ratio, out=ratio)
