@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -76,6 +76,28 @@ def back_off_s(attempt: int) -> float:
     """Seconds to wait after the n-th failure (from 0): doubling, at most RETRY_LONGEST_S, with jitter."""
     longest = min(RETRY_LONGEST_S, RETRY_FIRST_S * 2.0 ** min(attempt, 16))
     return longest * random.uniform(0.75, 1.0)  # noqa: S311 (jitter, not a secret)
+
+
+T = TypeVar("T")
+
+
+async def until_reached(kafka: KafkaConfig, operation: Callable[[KafkaConfig], Awaitable[T]]) -> T:
+    """Do it, again with back-off while the broker is away, for at most `connect_timeout_s`.
+
+    For commands, which cannot wait for ever; raises the last BrokerAwayError.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + kafka.connect_timeout_s
+    attempt = 0
+    while True:
+        try:
+            return await operation(kafka)
+        except BrokerAwayError:
+            delay_s = back_off_s(attempt)
+            if loop.time() + delay_s > deadline_s:
+                raise
+        await asyncio.sleep(delay_s)
+        attempt += 1
 
 
 async def partition_counts(kafka: KafkaConfig, topics: Iterable[Topic]) -> dict[Topic, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Mapping
@@ -74,7 +75,10 @@ def _plan(topic: Topic, kafka: KafkaConfig) -> TopicPlan:
 
 
 async def create(kafka: KafkaConfig) -> tuple[Topic, ...]:
-    """Create the topics that do not exist; returns those. Raises BrokerAwayError, BrokerError."""
+    """Create the topics that do not exist; returns those, once every topic has its leaders.
+
+    Raises BrokerAwayError, BrokerError.
+    """
     wanted = plan(kafka)
     async with admin_client(kafka) as admin:
         try:
@@ -89,16 +93,31 @@ async def create(kafka: KafkaConfig) -> tuple[Topic, ...]:
                     for item in wanted
                 ]
             )
+            created = []
+            for name, code, *message in answer.topic_errors:
+                if code == 0:
+                    created.append(Topic(name))
+                elif code != TOPIC_EXISTS:
+                    said = next((text for text in message if text), for_code(code).__name__)
+                    raise BrokerError(f"topic {name} cannot be created at {kafka.bootstrap}: {said}")
+            await _until_led(admin, kafka, {item.topic.value for item in wanted})
         except (KafkaError, OSError) as error:
             raise BrokerAwayError(f"cannot reach Kafka at {kafka.bootstrap} ({error})") from None
-    created = []
-    for name, code, *message in answer.topic_errors:
-        if code == 0:
-            created.append(Topic(name))
-        elif code != TOPIC_EXISTS:
-            said = next((text for text in message if text), for_code(code).__name__)
-            raise BrokerError(f"topic {name} cannot be created at {kafka.bootstrap}: {said}")
     return tuple(created)
+
+
+async def _until_led(admin: AIOKafkaAdminClient, kafka: KafkaConfig, names: set[str]) -> None:
+    """Wait until the broker knows a leader for every partition: creation answers before that."""
+    for _ in range(kafka.connect_timeout_s * 10):
+        led = {
+            topic["topic"]
+            for topic in await admin.describe_topics(sorted(names))
+            if topic["error_code"] == 0 and all(partition["leader"] >= 0 for partition in topic["partitions"])
+        }
+        if led == names:
+            return
+        await asyncio.sleep(0.1)
+    raise BrokerError(f"no leader for {', '.join(sorted(names - led))} at {kafka.bootstrap}: see its log")
 
 
 async def check(kafka: KafkaConfig) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from faust.types import TP
 from mode.supervisors import CrashingSupervisor
 
 from pipeline.config import KafkaConfig
+from pipeline.errors import PipelineError
 from pipeline.workers.broker import isolation, wait_for_topics
 from pipeline.workers.faults import fault
 from pipeline.workers.records import Partition, Record
@@ -221,6 +222,7 @@ class Runner:
         self._kafka = kafka
         self._watchdog = Watchdog(STALL_S)
         self._told_to_stop = asyncio.Event()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._places: frozenset[Partition] = frozenset()
         self._reads = 0
         self._reading = False
@@ -243,7 +245,11 @@ class Runner:
         told_to_stop.cancel()
         if working.cancelled():
             return OK
-        log.error("%s: ended by an error", self._spec.name, exc_info=working.exception())
+        error = working.exception()
+        if isinstance(error, PipelineError):
+            log.error("%s: %s", self._spec.name, error)
+        else:
+            log.error("%s: ended by an error", self._spec.name, exc_info=error)
         return CRASHED
 
     async def _work(self) -> None:
@@ -255,29 +261,33 @@ class Runner:
         processor = self._spec.make(link, counts)
         self._connect(app, processor)
         try:
-            await app.start()
-            log.info("%s: ready", self._spec.name)
-            await self._first_end_of(processor.run(), self._watch_fetching(link), self._until_crashed(app))
+            await _first_end_of(
+                self._serve(app, processor, link), self._until_failed(), self._until_crashed(app)
+            )
         finally:
             await processor.stop()
             await app.stop()
 
-    @staticmethod
-    async def _first_end_of(*coroutines: Coroutine[Any, Any, None]) -> None:
-        """Run them together until one ends, which none should; raises its error. Leaves none running."""
-        tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async def _serve(self, app: KlaxonApp, processor: Processor, link: Link) -> None:
+        await app.start()
+        log.info("%s: ready", self._spec.name)
+        await _first_end_of(processor.run(), self._watch_fetching(link))
 
-    async def _until_crashed(self, app: KlaxonApp) -> None:
+    async def _until_failed(self) -> None:
+        await self._failed
+
+    @staticmethod
+    async def _until_crashed(app: KlaxonApp) -> None:
         await app.wait_until_stopped()
         raise app.crash_reason or RuntimeError("Faust stopped by itself")
+
+    async def _guarded(self, call: Awaitable[None]) -> None:
+        """An error of ours ends the process; Faust would log it many times over, and go on."""
+        try:
+            await call
+        except Exception as error:  # noqa: BLE001 (handed on, whatever it is)
+            if not self._failed.done():
+                self._failed.set_exception(error)
 
     def _connect(self, app: KlaxonApp, processor: Processor) -> None:
         """Tie the processor to Faust's one agent and its two signals."""
@@ -288,14 +298,14 @@ class Runner:
 
         async def assigned(_app: Any, assigned: Iterable[TP], **_: Any) -> None:
             self._places = _places_of(assigned)
-            await processor.assigned(self._places)
+            await self._guarded(processor.assigned(self._places))
             log.info("%s: assigned %s", self._spec.name, _listed(self._places))
             fault("on_assigned")
 
         async def revoked(_app: Any, revoked: Iterable[TP], **_: Any) -> None:
             places = _places_of(revoked)
             self._places -= places
-            await processor.revoked(places)
+            await self._guarded(processor.revoked(places))
             log.info("%s: revoked %s", self._spec.name, _listed(places))
             fault("on_revoked")
 
@@ -304,23 +314,22 @@ class Runner:
         app.on_partitions_revoked.connect(revoked)
 
     async def _read(self, processor: Processor, message: Any) -> None:
+        if self._failed.done():
+            return  # what comes after a record that failed must not be processed
+        record = Record(
+            topic=Topic(message.topic),
+            partition=message.partition,
+            offset=message.offset,
+            append_us=round(message.timestamp * 1_000_000),
+            timestamp_type=message.timestamp_type,
+            headers=dict(message.headers or ()),
+            key=message.key,
+            value=message.value or b"",
+        )
         self._reading = True
-        try:
-            await processor.read(
-                Record(
-                    topic=Topic(message.topic),
-                    partition=message.partition,
-                    offset=message.offset,
-                    append_us=round(message.timestamp * 1_000_000),
-                    timestamp_type=message.timestamp_type,
-                    headers=dict(message.headers or ()),
-                    key=message.key,
-                    value=message.value or b"",
-                )
-            )
-        finally:
-            self._reading = False
-            self._reads += 1
+        await self._guarded(processor.read(record))
+        self._reading = False
+        self._reads += 1
         fault("after_read")
 
     async def _beat(self) -> None:
@@ -366,6 +375,19 @@ def run_worker(spec: WorkerSpec, kafka: KafkaConfig) -> int:
         return await Runner(spec, kafka).run()
 
     return asyncio.run(run())
+
+
+async def _first_end_of(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run them together until one ends, which none should; raises its error. Leaves none running."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _places_of(partitions: Iterable[TP]) -> frozenset[Partition]:

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.config import KafkaConfig
+import pytest
+
+from pipeline.config import KafkaConfig, load_config
 from tests.conftest import REPOSITORY, required_or_skip
 
 KAFKA_SH = REPOSITORY / "infra" / "kafka" / "kafka.sh"
@@ -67,6 +69,23 @@ def apache_kafka(folder: Path) -> Iterator[Broker]:
         )
     finally:
         _kafka_sh("stop", folder)
+
+
+@contextmanager
+def tansu(log: Path) -> Iterator[Broker]:
+    """The embedded broker, with nothing in it. Skips (fails in CI) when its package is not installed."""
+    embedded = pytest.importorskip("pipeline.cli.demo.embedded_broker")
+    try:
+        embedded.broker_binary()
+    except embedded.EmbeddedBrokerError as error:
+        required_or_skip(str(error))
+    with embedded.embedded_broker(log) as bootstrap:
+        settings = {
+            **embedded.KAFKA_SETTINGS,
+            "KLAXON_KAFKA_BOOTSTRAP": bootstrap,
+            "KLAXON_KAFKA_PARTITIONS": "2",
+        }
+        yield Broker(load_config(None, settings).kafka, settings)
 
 
 def _kafka_sh(action: str, folder: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.kafka.broker import Broker, apache_kafka
+from tests.kafka.broker import Broker, apache_kafka, tansu
 from tests.kafka.records import fresh_topics
 
 
@@ -24,6 +24,13 @@ async def kafka(kafka_session: Broker) -> Broker:
     """Apache Kafka with all our topics created anew (mark the test `kafka` and `slow`)."""
     await fresh_topics(kafka_session)
     return kafka_session
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[Broker]:
+    """The embedded broker, started for this test, without topics."""
+    with tansu(tmp_path / "broker.log") as broker:
+        yield broker
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from tests.conftest import REPOSITORY
 from tests.kafka.broker import Broker
 
 LOG_TIMEOUT_S = 60.0
+KLAXON = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
+"""The `klaxon` command with this interpreter."""
 
 
 class Worker:
@@ -31,7 +33,7 @@ class Worker:
         command: tuple[str, ...] | None = None,
     ) -> None:
         self.kind = kind
-        self._command = command or (sys.executable, "-m", "pipeline.cli.main", "worker", kind)
+        self._command = command or (*KLAXON, "worker", kind)
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("KLAXON_")},
             **broker.environment,

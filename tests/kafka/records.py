@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -10,11 +9,13 @@ from dataclasses import dataclass
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.structs import ConsumerRecord
 
 from pipeline.workers import topics
 from schemas.topics import CONTENT_TYPE, JSON, Topic
 from tests.kafka.broker import Broker
+from tests.kafka.waiting import eventually
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,25 @@ async def fresh_topics(broker: Broker) -> None:
         ours = {topic.value for topic in Topic} & set(await admin.list_topics())
         if ours:
             await admin.delete_topics(sorted(ours))
-            while ours & set(await admin.list_topics()):  # noqa: ASYNC110 (the broker has no event for it)
-                await asyncio.sleep(0.05)
+            await eventually(lambda: _are_gone(admin, ours))
     finally:
         await admin.close()
     await topics.create(broker.config)
+
+
+async def _are_gone(admin: AIOKafkaAdminClient, names: set[str]) -> bool:
+    return not names & set(await admin.list_topics())
+
+
+async def keep_producer_times(broker: Broker, topic: Topic) -> None:
+    """Set a topic wrong: records keep their producer's time."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    await admin.start()
+    try:
+        setting = ConfigResource(ConfigResourceType.TOPIC, topic, {"message.timestamp.type": "CreateTime"})
+        await admin.alter_configs([setting])
+    finally:
+        await admin.close()
 
 
 @asynccontextmanager

@@ -3,77 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import faust
 import pytest
 from aiokafka import TopicPartition
 
-from pipeline.workers.records import APPEND_TIME, Partition, Record
-from pipeline.workers.transport import OK, KlaxonApp, Link, Processor, Runner, WorkerSpec
+from pipeline.workers.records import APPEND_TIME, Partition
+from pipeline.workers.transport import KlaxonApp
 from schemas.topics import COLUMNS, JSON, Topic
 from tests.kafka.broker import Broker
+from tests.kafka.collector import TIMEOUT_S, running
 from tests.kafka.records import Written, committed_offsets, dump, produce, producer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 PLACE = Partition(Topic.REQUESTS, 0)
-TIMEOUT_S = 60
-
-
-class Collector:
-    """A processor that keeps what it reads and lets a test wait for it."""
-
-    def __init__(self, link: Link, counts: Mapping[Topic, int]) -> None:
-        self.link = link
-        self.counts = counts
-        self.records: list[Record] = []
-        self.assignments: list[frozenset[Partition]] = []
-        self.revocations: list[frozenset[Partition]] = []
-        self._changed = asyncio.Condition()
-
-    async def assigned(self, places: frozenset[Partition]) -> None:
-        self.assignments.append(places)
-
-    async def revoked(self, places: frozenset[Partition]) -> None:
-        self.revocations.append(places)
-
-    async def read(self, record: Record) -> None:
-        self.records.append(record)
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def run(self) -> None:
-        await asyncio.Event().wait()
-
-    async def stop(self) -> None:
-        return
-
-    async def until(self, done: Callable[[list[Record]], bool]) -> None:
-        async with self._changed, asyncio.timeout(TIMEOUT_S):
-            await self._changed.wait_for(lambda: done(self.records))
-
-
-@asynccontextmanager
-async def running(broker: Broker) -> AsyncIterator[Collector]:
-    made: list[Collector] = []
-
-    def make(link: Link, counts: Mapping[Topic, int]) -> Processor:
-        made.append(Collector(link, counts))
-        return made[0]
-
-    runner = Runner(WorkerSpec("test", (Topic.REQUESTS,), (Topic.CONTROL,), make), broker.config)
-    task = asyncio.create_task(runner.run())
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            while not made or not made[0].assignments:
-                assert not task.done(), "the runner ended by itself"
-                await asyncio.sleep(0.05)
-        yield made[0]
-    finally:
-        runner.stop()
-        assert await asyncio.wait_for(task, TIMEOUT_S) == OK
 
 
 async def _one_committed_one_aborted_one_open(broker: Broker) -> Callable[[], AsyncIterator[None]]:

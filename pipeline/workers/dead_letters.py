@@ -1,0 +1,42 @@
+"""What cannot be read goes to `klaxon.dead-letter`: where it stands and why, no payload unless configured."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from pipeline.workers.records import Record
+from schemas.columns import Rejected
+from schemas.control import DeadLetter
+
+MOST_PER_RECORD: Final = 1_000
+"""Letters one record may cause; the last one then says how many more there were."""
+
+
+def dead_letters(record: Record, rejected: Sequence[Rejected], *, payload: bool) -> Iterator[DeadLetter]:
+    """One letter per rejected event, in order."""
+    if not rejected:
+        return
+    digest = hashlib.sha256(record.value).hexdigest()
+    body = base64.b64encode(record.value).decode() if payload else None
+    kept = rejected if len(rejected) <= MOST_PER_RECORD else rejected[: MOST_PER_RECORD - 1]
+    for item in kept:
+        yield _letter(record, item, digest, body)
+    if len(kept) < len(rejected):
+        rest = Rejected(None, "", f"{len(rejected) - len(kept)} more events of this record were rejected")
+        yield _letter(record, rest, digest, None)
+
+
+def _letter(record: Record, item: Rejected, digest: str, body: str | None) -> DeadLetter:
+    return DeadLetter(
+        topic=record.topic.value,
+        partition=record.partition,
+        offset=record.offset,
+        position=item.position,
+        field=item.field,
+        reason=item.reason,
+        sha256=digest,
+        payload=body,
+    )

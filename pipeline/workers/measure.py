@@ -1,0 +1,35 @@
+"""Worker "measure": requests and telemetry into one-second buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pipeline.config import Config
+from pipeline.core.measuring import MeasureSource
+from pipeline.workers.content import content_settings
+from pipeline.workers.source import SourceKind, SourceWorker
+from pipeline.workers.transport import Link, WorkerSpec
+from schemas.codec import decode_requests, decode_telemetry
+from schemas.topics import Topic
+
+READS: Final = (Topic.REQUESTS, Topic.TELEMETRY)
+WRITES: Final = (Topic.BUCKETS, Topic.PARTIALS, Topic.DEAD_LETTER)
+
+
+def measure(config: Config) -> WorkerSpec:
+    """The worker, configured."""
+    settings = content_settings(config.content)
+
+    def make_source(topic: Topic, partition: int) -> MeasureSource:
+        return MeasureSource(topic, partition, settings)
+
+    kinds = {
+        Topic.REQUESTS: SourceKind(decode_requests, make_source),
+        Topic.TELEMETRY: SourceKind(decode_telemetry, make_source),
+    }
+
+    def make(link: Link, _counts: Mapping[Topic, int]) -> SourceWorker:
+        return SourceWorker(link, config, kinds)
+
+    return WorkerSpec("measure", reads=READS, needs=WRITES, make=make)

@@ -1,0 +1,273 @@
+"""The shell around the core's sources: what `measure` and `pair` have in common.
+
+It feeds each partition's records, in offset order and without gaps, to one core object; flushes what that
+object has to say; commits what it allows once everything is acknowledged; and ticks silent partitions.
+All content is decided in the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from pipeline.config import Config
+from pipeline.core.source import Flush, HoleError, RecordMeta
+from pipeline.errors import PipelineError
+from pipeline.workers.dead_letters import dead_letters
+from pipeline.workers.faults import fault
+from pipeline.workers.intake import Intake
+from pipeline.workers.records import APPEND_TIME, Partition, Record
+from pipeline.workers.transport import Link
+from schemas.columns import Decoded
+from schemas.topics import BUCKETS, JSON, TICK, Topic
+
+log = logging.getLogger("klaxon.source")
+
+FLUSH_EVERY_S: Final = 0.025
+"""Half of the 50 ms within which a changed cell is out; the other half is the broker's."""
+COMMIT_EVERY_S: Final = 1.0
+SILENT_S: Final = 1.0
+"""A partition that stands at its end is ticked after this long without a record."""
+
+
+class TimestampError(PipelineError):
+    """An input topic does not carry append times: content would depend on producers' clocks."""
+
+
+class Source(Protocol):
+    """The core object of one partition (`MeasureSource`, `PairSource`)."""
+
+    @property
+    def next_offset(self) -> int | None:
+        """Offset expected next; None before the first record."""
+
+    def read(self, meta: RecordMeta, decoded: Any) -> None:
+        """Fold one record; None: a tick."""
+
+    def take_flush(self) -> Flush:
+        """What there is to publish since the last call, and the offset that may be committed after it."""
+
+    def gauges(self) -> dict[str, int]:
+        """Sizes and ages, by name."""
+
+
+Decode = Callable[[bytes, str | None], Decoded[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceKind:
+    """What differs between the workers: how a topic is decoded and which core object reads it."""
+
+    decode: Decode
+    make: Callable[[Topic, int], Source]
+    observe: Callable[[Source], None] = lambda _: None
+    """Called after every record."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A partition that is or was ours. Its state outlives a revocation: it may come back."""
+
+    source: Source
+    owned: bool = True
+    tenure: int = 0
+    """Which assignment it is: a commit belongs to one."""
+    first_since_assigned: bool = True
+    warming_up: bool = False
+    """Whether the source began inside the log and has published no final yet."""
+    last_read_s: float = 0.0
+    tick_offset: int | None = None
+    """Our tick that was not read yet: one is enough."""
+    commit: int | None = None
+    committed: int | None = None
+    unacknowledged: list[Awaitable[Any]] = field(default_factory=list)
+
+
+class SourceWorker:
+    """Processor of `measure` and `pair`."""
+
+    def __init__(self, link: Link, config: Config, kinds: Mapping[Topic, SourceKind]) -> None:
+        self._link = link
+        self._config = config
+        self._kinds = kinds
+        self._intake = Intake(link, config.kafka)
+        self._seats: dict[Partition, _Seat] = {}
+        self._lock = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._last_commit_s = 0.0
+        self._last_sweep_s = 0.0
+
+    async def assigned(self, places: frozenset[Partition]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for place in places:
+            seat = self._seats.setdefault(place, _Seat(self._new_source(place)))
+            seat.owned = True
+            seat.tenure += 1
+            seat.first_since_assigned = True
+            seat.last_read_s = now_s
+            seat.tick_offset = None
+
+    async def revoked(self, places: frozenset[Partition]) -> None:
+        for place in places:
+            if (seat := self._seats.get(place)) is not None:
+                seat.owned = False
+                seat.commit = None
+
+    async def read(self, record: Record) -> None:
+        async with self._lock:
+            place = record.place
+            seat = self._seats.get(place)
+            if seat is None or not seat.owned:
+                return  # delivered after the partition was revoked: whoever owns it reads it
+            if seat.first_since_assigned:
+                self._resume(place, seat, record)
+            async for each in self._intake.take(record):
+                await self._feed(self._seats[place], each)
+
+    def _resume(self, place: Partition, seat: _Seat, record: Record) -> None:
+        """Where the first record after an assignment leaves the state we have: go on, or start anew."""
+        seat.first_since_assigned = False
+        expected = seat.source.next_offset
+        if expected is None:
+            self._intake.forget(place)
+        elif record.offset <= expected:
+            self._intake.expect(place, expected)
+        else:
+            log.info("%s: offsets from %d on were read elsewhere; starting anew", place, expected)
+            seat.source = self._new_source(place)
+            self._intake.forget(place)
+
+    def _new_source(self, place: Partition) -> Source:
+        topic = Topic(place.topic)
+        return self._kinds[topic].make(topic, place.partition)
+
+    async def _feed(self, seat: _Seat, record: Record) -> None:
+        if self._config.kafka.append_time and record.timestamp_type != APPEND_TIME:
+            raise TimestampError(
+                f"{record.place}: offset {record.offset} carries its producer's time; set "
+                "message.timestamp.type=LogAppendTime on the topic and see `klaxon topics check`"
+            )
+        kind = self._kinds[record.topic]
+        if seat.source.next_offset is None:
+            seat.warming_up = record.offset > 0
+        decoded = None
+        if not record.is_tick:
+            decoded = kind.decode(record.value, record.content_type)
+            for letter in dead_letters(record, decoded.rejected, payload=self._config.dead_letter.payload):
+                sent = await self._link.send(
+                    Topic.DEAD_LETTER,
+                    msgspec.json.encode(letter),
+                    key=record.topic.value.encode(),
+                    content_type=JSON,
+                )
+                seat.unacknowledged.append(sent)
+        meta = RecordMeta(record.offset, record.append_us, len(record.value))
+        try:
+            seat.source.read(meta, decoded)
+        except HoleError:
+            # The intake has read the gap again and found nothing: said twice, the source accepts it.
+            seat.source.read(meta, decoded)
+        seat.last_read_s = asyncio.get_running_loop().time()
+        if seat.tick_offset is not None and record.offset >= seat.tick_offset:
+            seat.tick_offset = None
+        self._changed.set()
+        if seat.warming_up:
+            fault("during_warm_up")
+        kind.observe(seat.source)
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            started_s = loop.time()
+            await self._flush()
+            if started_s - self._last_commit_s >= COMMIT_EVERY_S:
+                self._last_commit_s = started_s
+                await self._commit()
+                await self._sweep()
+                await self._tick(started_s)
+            await asyncio.sleep(FLUSH_EVERY_S - (loop.time() - started_s))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), SILENT_S / 4)
+            self._changed.clear()
+
+    async def stop(self) -> None:
+        await self._intake.stop()
+
+    async def _flush(self) -> None:
+        """Publish what every owned source has to say, and wait until it is acknowledged."""
+        fault("before_flush")
+        flushed: list[tuple[_Seat, int, int | None]] = []
+        waiting: list[Awaitable[Any]] = []
+        for place, seat in list(self._seats.items()):
+            if not seat.owned:
+                continue
+            flush = seat.source.take_flush()
+            seat.warming_up = seat.warming_up and not flush.finals
+            waiting += seat.unacknowledged
+            seat.unacknowledged = []
+            for topic, partition, value in _records_of(place, flush):
+                waiting.append(
+                    await self._link.send(
+                        topic, value, key=str(place).encode(), content_type=BUCKETS, partition=partition
+                    )
+                )
+            flushed.append((seat, seat.tenure, flush.commit))
+        if waiting:
+            fault("flush_sent_before_acknowledged")
+            await asyncio.gather(*waiting)
+            fault("flush_acked_before_commit")
+        for seat, tenure, commit in flushed:
+            if commit is not None and seat.owned and seat.tenure == tenure:
+                seat.commit = commit
+
+    async def _commit(self) -> None:
+        offsets = {
+            place: seat.commit
+            for place, seat in self._seats.items()
+            if seat.owned and seat.commit is not None and seat.commit != seat.committed
+        }
+        if offsets and await self._link.commit(offsets):
+            for place, offset in offsets.items():
+                self._seats[place].committed = offset
+            fault("after_commit")
+
+    async def _sweep(self) -> None:
+        """Read what Faust left out at the end of a partition."""
+        async with self._lock:
+            for place, seat in list(self._seats.items()):
+                if seat.owned and not seat.first_since_assigned:
+                    async for record in self._intake.left_behind(place):
+                        await self._feed(seat, record)
+
+    async def _tick(self, now_s: float) -> None:
+        """Append a tick to every owned partition that is read to its end and has been silent for a second."""
+        ticks: list[tuple[_Seat, Awaitable[Any]]] = []
+        for place, seat in list(self._seats.items()):
+            position = self._link.position(place) if seat.owned else None
+            silent = now_s - seat.last_read_s >= SILENT_S
+            if not silent or seat.tick_offset is not None or position is None or not position.at_end:
+                continue
+            sent = await self._link.send(
+                Topic(place.topic), b"", key=None, content_type=TICK, partition=place.partition
+            )
+            ticks.append((seat, sent))
+        for seat, sent in ticks:
+            offset = (await sent).offset
+            if offset >= (seat.source.next_offset or 0):  # else it was read before this line was reached
+                seat.tick_offset = offset
+
+
+def _records_of(place: Partition, flush: Flush) -> Iterator[tuple[Topic, int, bytes]]:
+    """Topic, partition and value of everything a flush publishes."""
+    for final in flush.finals:
+        yield Topic.BUCKETS, final.gating_partition, msgspec.msgpack.encode(final)
+    for fresh in flush.fresh:
+        yield Topic.PARTIALS, fresh.gating_partition, msgspec.msgpack.encode(fresh)
+    for pairs in flush.pairs:
+        yield Topic.PAIRS, place.partition, msgspec.msgpack.encode(pairs)
