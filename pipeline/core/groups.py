@@ -145,6 +145,10 @@ class Groups:
         """Groups held, open or not."""
         return len(self._by_key)
 
+    def oldest_wait_us(self, log_us: int) -> int:
+        """Log time since the oldest group opened that halves can still join; 0 without any."""
+        return next((log_us - group.opened[0] for group in self._opened if group.is_open), 0)
+
     def waiting_bytes(self, bytes_read: int) -> int:
         """Bytes of records since the oldest group opened whose time is not up."""
         return bytes_read - self._opened[0].opened[1] if self._opened else 0

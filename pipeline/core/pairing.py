@@ -105,6 +105,7 @@ class PairSource:
         return {
             "open_groups": self._groups.open_groups,
             "remembered_groups": self._groups.remembered,
+            "oldest_wait_us": self._groups.oldest_wait_us(self._log.log_us),
             "waiting_bytes": self._groups.waiting_bytes(self._log.bytes_read),
             "pairs_waiting": self._pairs_pending,
             "open_seconds": self._buckets.open_seconds,

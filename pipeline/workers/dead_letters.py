@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
 
 from pipeline.workers.records import Record
+from pipeline.workers.transport import Link
 from schemas.columns import Rejected
 from schemas.control import DeadLetter
+from schemas.topics import JSON, Topic
 
 MOST_PER_RECORD: Final = 1_000
 """Letters one record may cause; the last one then says how many more there were."""
@@ -27,6 +31,16 @@ def dead_letters(record: Record, rejected: Sequence[Rejected], *, payload: bool)
     if len(kept) < len(rejected):
         rest = Rejected(None, "", f"{len(rejected) - len(kept)} more events of this record were rejected")
         yield _letter(record, rest, digest, None)
+
+
+async def send_letters(link: Link, letters: Iterable[DeadLetter]) -> list[Awaitable[Any]]:
+    """Hand the letters to the producer; await what it returns for their acknowledgements."""
+    return [
+        await link.send(
+            Topic.DEAD_LETTER, msgspec.json.encode(letter), key=letter.topic.encode(), content_type=JSON
+        )
+        for letter in letters
+    ]
 
 
 def _letter(record: Record, item: Rejected, digest: str, body: str | None) -> DeadLetter:

@@ -56,6 +56,11 @@ _ARMED: Final = _armed()
 _passed: Counter[str] = Counter()
 
 
+def is_armed(point: FaultPoint) -> bool:
+    """Whether `KLAXON_FAULT` names this point: for points whose condition costs something to find out."""
+    return _ARMED is not None and _ARMED[0] == point
+
+
 def fault(point: FaultPoint) -> None:
     """Die here, at once and without clean-up, if this passage is the one that `KLAXON_FAULT` asks for."""
     if _ARMED is None or _ARMED[0] != point:

@@ -26,7 +26,9 @@ class RetentionError(PipelineError):
 class Intake:
     """Next expected offset per partition. Not re-entrant: the worker calls it under one lock."""
 
-    def __init__(self, link: Link, kafka: KafkaConfig) -> None:
+    def __init__(self, link: Link, kafka: KafkaConfig, *, skips_deleted: bool = False) -> None:
+        """`skips_deleted`: go on after records that retention deleted unread, instead of RetentionError."""
+        self._skips_deleted = skips_deleted
         self._link = link
         self._kafka = kafka
         self._reader: RangeReader | None = None
@@ -89,10 +91,13 @@ class Intake:
             self._reader = RangeReader(self._kafka)
             await self._reader.start()
         if (begin := (await self._reader.begin_offsets([place]))[place]) > first:
-            raise RetentionError(
-                f"{place}: offsets {first} to {min(begin, end) - 1} were deleted unread; lengthen the "
-                "topic's retention or add workers; the next process starts anew after them"
+            deleted = (
+                f"{place}: offsets {first} to {min(begin, end) - 1} were deleted unread; lengthen the topic's "
+                "retention or add workers"
             )
+            if not self._skips_deleted:
+                raise RetentionError(f"{deleted}; the next process starts anew after them")
+            log.error("%s", deleted)
         found = 0
         async for record in self._reader.read({place: (first, end)}):
             found += 1

@@ -19,13 +19,13 @@ import msgspec
 from pipeline.config import Config
 from pipeline.core.source import Flush, HoleError, RecordMeta
 from pipeline.errors import PipelineError
-from pipeline.workers.dead_letters import dead_letters
+from pipeline.workers.dead_letters import dead_letters, send_letters
 from pipeline.workers.faults import fault
 from pipeline.workers.intake import Intake
 from pipeline.workers.records import APPEND_TIME, Partition, Record
 from pipeline.workers.transport import Link
 from schemas.columns import Decoded
-from schemas.topics import BUCKETS, JSON, TICK, Topic
+from schemas.topics import BUCKETS, TICK, Topic
 
 log = logging.getLogger("klaxon.source")
 
@@ -159,14 +159,8 @@ class SourceWorker:
         decoded = None
         if not record.is_tick:
             decoded = kind.decode(record.value, record.content_type)
-            for letter in dead_letters(record, decoded.rejected, payload=self._config.dead_letter.payload):
-                sent = await self._link.send(
-                    Topic.DEAD_LETTER,
-                    msgspec.json.encode(letter),
-                    key=record.topic.value.encode(),
-                    content_type=JSON,
-                )
-                seat.unacknowledged.append(sent)
+            letters = dead_letters(record, decoded.rejected, payload=self._config.dead_letter.payload)
+            seat.unacknowledged += await send_letters(self._link, letters)
         meta = RecordMeta(record.offset, record.append_us, len(record.value))
         try:
             seat.source.read(meta, decoded)

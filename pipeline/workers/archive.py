@@ -1,0 +1,212 @@
+"""The archive's shell: records of every archived partition into blocks, blocks into ClickHouse, then commits.
+
+The store decides where a partition goes on, what a block is and when it is stored (docs/archive.md); here are
+the threads for its blocking calls, the back-pressure, and the order: stored first, committed afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from pipeline.config import Config
+from pipeline.errors import PipelineError
+from pipeline.workers.broker import back_off_s
+from pipeline.workers.dead_letters import dead_letters, send_letters
+from pipeline.workers.faults import fault
+from pipeline.workers.intake import Intake
+from pipeline.workers.records import Partition, Record
+from pipeline.workers.transport import Link, WorkerSpec
+from schemas.columns import Rejected
+from schemas.topics import Topic
+
+log = logging.getLogger("klaxon.archive")
+
+READS: Final = (
+    Topic.REQUESTS,
+    Topic.LOGITS,
+    Topic.TELEMETRY,
+    Topic.PAIRS,
+    Topic.BUCKETS,
+    Topic.DECISIONS,
+)
+PACE_S: Final = 0.05
+SWEEP_EVERY_S: Final = 1.0
+
+
+class PartitionArchive(Protocol):
+    """One assigned partition of the store's archive; never blocks."""
+
+    @property
+    def read_from(self) -> int:
+        """The first record to read: what lies before it is stored."""
+
+    @property
+    def full(self) -> bool:
+        """Whether memory's bound is reached."""
+
+    def add(self, record: Record, now_us: int) -> tuple[Rejected, ...]:
+        """Take in the next record; returns what this worker must dead-letter."""
+
+    def take(self, now_us: int) -> Any:
+        """The next block that is due, or None."""
+
+    def stored(self, block: Any) -> int:
+        """Note that it is stored; returns the offset to commit."""
+
+
+class BlockStore(Protocol):
+    """The store's archive; its methods block."""
+
+    def open_partition(self, topic: Topic, partition: int) -> PartitionArchive:
+        """Where to go on, from the table. Raises a PipelineError while ClickHouse cannot say."""
+
+    def store_block(self, block: Any, stop: threading.Event) -> bool:
+        """Insert a block until it is stored (True) or `stop` is set (False)."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One assigned partition. A new assignment gets a new seat: the table says where it goes on."""
+
+    part: PartitionArchive | None = None
+    """None until the table has said where to go on."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when the partition is no longer ours."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it was opened, a block was stored, or it was left."""
+
+
+class ArchiveWorker:
+    """Processor of `archive`: one task per assigned partition stores, `read` only adds."""
+
+    def __init__(self, link: Link, config: Config, store: BlockStore) -> None:
+        self._link = link
+        self._config = config
+        self._store = store
+        self._intake = Intake(link, config.kafka, skips_deleted=True)
+        self._lock = asyncio.Lock()
+        self._seats: dict[Partition, _Seat] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def assigned(self, places: frozenset[Partition]) -> None:
+        for place in places:
+            self._leave(place)
+            seat = self._seats[place] = _Seat()
+            task = asyncio.create_task(self._serve(place, seat))
+            self._tasks.add(task)
+            task.add_done_callback(self._served)
+
+    async def revoked(self, places: frozenset[Partition]) -> None:
+        for place in places:
+            self._leave(place)
+
+    def _leave(self, place: Partition) -> None:
+        """Drop what is not stored: whoever owns the partition next reads it again."""
+        seat = self._seats.pop(place, None)
+        if seat is not None:
+            seat.stop.set()
+            seat.changed.set()
+
+    async def read(self, record: Record) -> None:
+        seat = self._seats.get(record.place)
+        if seat is None or (part := await self._with_room(seat)) is None:
+            return  # no longer ours
+        async with self._lock:
+            async for each in self._intake.take(record):
+                await self._add(part, each)
+
+    async def _with_room(self, seat: _Seat) -> PartitionArchive | None:
+        """The seat's partition once it is open and not full; None when it was left meanwhile."""
+        while not seat.stop.is_set():
+            if seat.part is not None and not seat.part.full:
+                return seat.part
+            seat.changed.clear()
+            await seat.changed.wait()
+        return None
+
+    async def _add(self, part: PartitionArchive, record: Record) -> None:
+        refused = part.add(record, _now_us())
+        letters = dead_letters(record, refused, payload=self._config.dead_letter.payload)
+        for acknowledged in await send_letters(self._link, letters):
+            await acknowledged
+
+    async def _serve(self, place: Partition, seat: _Seat) -> None:
+        """Open the partition, then store its blocks as they fall due, until it is left."""
+        part = await self._open(place, seat)
+        while part is not None and not seat.stop.is_set():
+            block = part.take(_now_us())
+            if block is None:
+                await asyncio.sleep(PACE_S)
+            elif await asyncio.to_thread(self._store.store_block, block, seat.stop):
+                offset = part.stored(block)
+                seat.changed.set()
+                if not seat.stop.is_set() and await self._link.commit({place: offset}):
+                    fault("after_insert_commit")
+
+    async def _open(self, place: Partition, seat: _Seat) -> PartitionArchive | None:
+        attempt = 0
+        while not seat.stop.is_set():
+            try:
+                part = await asyncio.to_thread(
+                    self._store.open_partition, Topic(place.topic), place.partition
+                )
+            except PipelineError as error:
+                delay_s = back_off_s(attempt)
+                log.warning("%s: %s; trying again in %.1f s", place, error, delay_s)
+                await asyncio.sleep(delay_s)
+                attempt += 1
+                continue
+            if seat.stop.is_set():
+                break
+            self._intake.expect(place, part.read_from)
+            seat.part = part
+            seat.changed.set()
+            log.info("%s: going on at offset %d", place, part.read_from)
+            return part
+        return None
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def run(self) -> None:
+        while not self._failed.done():
+            await asyncio.wait([self._failed], timeout=SWEEP_EVERY_S)
+            await self._sweep()
+        self._failed.result()
+
+    async def _sweep(self) -> None:
+        """Read what Faust left out at the end of a partition."""
+        for place, seat in list(self._seats.items()):
+            if (part := seat.part) is None or part.full:
+                continue
+            async with self._lock:
+                async for record in self._intake.left_behind(place):
+                    await self._add(part, record)
+
+    async def stop(self) -> None:
+        for place in list(self._seats):
+            self._leave(place)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._intake.stop()
+
+
+def archive(config: Config, store: BlockStore) -> WorkerSpec:
+    """The worker, configured; the composition root brings the store."""
+
+    def make(link: Link, _counts: Mapping[Topic, int]) -> ArchiveWorker:
+        return ArchiveWorker(link, config, store)
+
+    return WorkerSpec("archive", reads=READS, needs=(Topic.DEAD_LETTER,), make=make)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,37 @@
+"""Worker "pair": mirrored answers matched, scored and counted in one-second buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pipeline.config import Config
+from pipeline.core.pairing import PairSource
+from pipeline.workers.content import content_settings
+from pipeline.workers.faults import fault, is_armed
+from pipeline.workers.source import Source, SourceKind, SourceWorker
+from pipeline.workers.transport import Link, WorkerSpec
+from schemas.codec import decode_logits
+from schemas.topics import Topic
+
+READS: Final = (Topic.LOGITS,)
+WRITES: Final = (Topic.BUCKETS, Topic.PARTIALS, Topic.PAIRS, Topic.DEAD_LETTER)
+
+
+def pair(config: Config) -> WorkerSpec:
+    """The worker, configured."""
+    settings = content_settings(config.content)
+
+    def make_source(topic: Topic, partition: int) -> PairSource:
+        return PairSource(topic, partition, settings)
+
+    def observe(source: Source) -> None:
+        if is_armed("half_waiting") and source.gauges()["oldest_wait_us"] > settings.join_timeout_us // 2:
+            fault("half_waiting")
+
+    kinds = {Topic.LOGITS: SourceKind(decode_logits, make_source, observe)}
+
+    def make(link: Link, _counts: Mapping[Topic, int]) -> SourceWorker:
+        return SourceWorker(link, config, kinds)
+
+    return WorkerSpec("pair", reads=READS, needs=WRITES, make=make)
