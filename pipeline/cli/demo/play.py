@@ -11,16 +11,20 @@ from itertools import islice
 
 from pipeline.cli.demo.fleet import Fleet, Routing, Served
 from pipeline.cli.demo.traffic import Arrival
+from schemas.events import Arm
 
 LONGEST_SLEEP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """When a canary's logit event was handed to the publisher, and what it was."""
+    """A mirrored pair whose two halves were handed to the publisher."""
 
-    publish_us: int
+    complete_us: int
+    """When the later half was."""
+    later_half: Arm
     node: str
+    """The canary's."""
     input_tokens: int
     affected: bool
 
@@ -33,10 +37,13 @@ class Played:
     events: int = 0
     """Request events of all arms; each has a logit event beside it."""
     pairs: int = 0
-    """Canary answers, each to be scored against its baseline's."""
+    """Pairs of baseline and canary whose halves are both out."""
     affected: int = 0
-    canary: dict[str, Sent] = field(default_factory=dict)
-    """pair id → the canary's half; one entry a request, bounded by --requests."""
+    """Those with an answer that the fault damaged."""
+    controls: int = 0
+    """Pairs of baseline and control, likewise."""
+    sent: dict[str, Sent] = field(default_factory=dict)
+    """pair id → pair of baseline and canary; one entry a request, bounded by --requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,7 @@ class Player:
         self._publish = publish
         self._routing = routing
         self._due: list[tuple[int, int, Served]] = []
+        self._halves: dict[str, dict[Arm, Served]] = {}
         self._sequence = 0
         self.played = Played()
 
@@ -109,10 +117,19 @@ class Player:
 
     def _complete(self, served: Served) -> None:
         self._publish(served)
-        self.played.events += 1
-        logit = served.logit
-        if logit.arm != "canary" or logit.pair_id is None:
-            return
-        self.played.pairs += 1
-        self.played.affected += served.affected
-        self.played.canary[logit.pair_id] = Sent(wall_us(), logit.node, logit.input_tokens, served.affected)
+        played, logit = self.played, served.logit
+        played.events += 1
+        assert logit.pair_id is not None
+        halves = self._halves.setdefault(logit.pair_id, {})
+        halves[logit.arm] = served
+        if "baseline" in halves and "canary" in halves and logit.arm != "control":
+            canary = halves["canary"]
+            played.pairs += 1
+            played.affected += canary.affected
+            played.sent[logit.pair_id] = Sent(
+                wall_us(), logit.arm, canary.logit.node, canary.logit.input_tokens, canary.affected
+            )
+        if "baseline" in halves and "control" in halves and logit.arm != "canary":
+            played.controls += 1
+        if len(halves) == len(logit.expected_arms):
+            del self._halves[logit.pair_id]

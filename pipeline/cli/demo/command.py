@@ -1,0 +1,110 @@
+"""`klaxon demo`: the whole pipeline on this machine, one drill, answers of a real model."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+
+from pipeline.cli.demo.embedded_broker import EmbeddedBrokerError
+from pipeline.cli.demo.recording import SHIPPED, RecordingError, read_recording
+from pipeline.cli.demo.report import Fault, show
+from pipeline.cli.demo.run import Plan, run
+from pipeline.cli.demo.stage import StageError
+from pipeline.cli.demo.traffic import TraceError, drawn_arrivals, read_figures, trace_arrivals
+from pipeline.cli.exits import CommandError, Exit
+from pipeline.cli.options import json_option
+
+EXAMPLE = """\b
+Example: klaxon demo
+         klaxon demo --fault none
+         klaxon demo --trace AzureLLMInferenceTrace_code.csv --speed 40 --keep /tmp/drill"""
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command(epilog=EXAMPLE)
+@click.option("--requests", type=click.IntRange(min=1), default=7200, show_default=True, help="How many.")
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0, min_open=True),
+    default=12.0,
+    show_default=True,
+    help="Arrivals come so many times faster than measured; durations stay as recorded.",
+)
+@click.option(
+    "--fault",
+    type=click.Choice(["long_context", "none"]),
+    default="long_context",
+    show_default=True,
+    help="Part-way one canary node damages prompts over 2,048 tokens; or nothing goes wrong.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of arrivals and routing.")
+@click.option("--trace", type=FILE, help="Arrivals and lengths from a file: Azure CSV or Mooncake JSONL.")
+@click.option("--recording", type=FILE, help="Another recording of answers, of the same shape.")
+@click.option("--keep", type=FILE, help="Keep configuration, logs and archive in this (new) folder.")
+@json_option
+def demo(
+    requests: int,
+    speed: float,
+    fault: Fault,
+    seed: int,
+    trace: Path | None,
+    recording: Path | None,
+    keep: Path | None,
+    as_json: bool,
+) -> int:
+    """Run the whole pipeline on this machine: one drill, about two minutes, nothing else needed.
+
+    Broker and ClickHouse are embedded; the configuration is the demo's own, with short windows (lateness 1 s,
+    join timeout 3 s). Recorded answers of a real model are replayed through a small fleet. Exit code 0 only
+    when the outcome is the expected one.
+    """
+    # With --json standard output carries the result alone.
+    console = Console(stderr=True)
+    try:
+        plan = Plan(
+            recording=read_recording(recording or SHIPPED, fault=fault != "none"),
+            arrivals=drawn_arrivals(read_figures(), seed) if trace is None else trace_arrivals(trace),
+            requests=requests,
+            speed=speed,
+            fault=fault,
+            seed=seed,
+        )
+        with _folder(keep) as folder:
+            result = asyncio.run(run(plan, folder, console))
+    except (RecordingError, TraceError, EmbeddedBrokerError) as error:
+        raise CommandError(str(error), Exit.USAGE) from None
+    except StageError as error:
+        raise CommandError(str(error), Exit.UNREACHABLE) from None
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    else:
+        show(result, Console())
+        if keep is not None:
+            click.echo(f"ask more: klaxon sql --config {keep / 'klaxon.yaml'} 'SELECT * FROM v_decisions'")  # noqa: S608
+    return Exit.OK if result.as_expected else Exit.BAD
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """A folder for the run: the one to keep, which must be new or empty, or a temporary one."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="klaxon-demo-", ignore_cleanup_errors=True) as name:
+            yield Path(name)
+        return
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        used = any(keep.iterdir())
+    except OSError as error:
+        raise CommandError(f"--keep {keep}: {error.strerror}; name another folder", Exit.USAGE) from None
+    if used:
+        raise CommandError(f"--keep {keep}: not empty; name a new folder", Exit.USAGE)
+    yield keep

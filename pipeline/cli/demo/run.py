@@ -1,0 +1,265 @@
+"""One run of the demo, from an empty folder to a result."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from agents.publish import KafkaRecordProducer, Publisher, PublisherSettings
+from pipeline.cli.demo.fleet import FAULTY_NODE, ROLLOUT, Fleet, Routing, Served, rollout_spec
+from pipeline.cli.demo.observe import (
+    RouterView,
+    deciding_publish_us,
+    find_decision,
+    sources_closed,
+)
+from pipeline.cli.demo.play import Played, Player, Script
+from pipeline.cli.demo.recording import Recording
+from pipeline.cli.demo.report import (
+    COUNTS,
+    WORST,
+    Archived,
+    Fault,
+    Result,
+    RouterSeen,
+    cause_line,
+    problems_of,
+)
+from pipeline.cli.demo.stage import Stage, StageError, stage
+from pipeline.cli.demo.traffic import Arrival
+from pipeline.store.errors import StoreError
+from pipeline.store.queries import query_endpoint
+from schemas.topics import SOURCES
+
+POLICY: Final = Path(__file__).parent / "policy.yaml"
+FAULT_AT: Final = 0.4
+"""Share of the requests after which the node goes wrong."""
+READY_TIMEOUT_S: Final = 60.0
+LAST_WORDS_S: Final = 15.0
+"""After the last answer: how long a trip, or a step, may still take."""
+ARCHIVE_TIMEOUT_S: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run."""
+
+    recording: Recording
+    arrivals: Iterator[Arrival]
+    requests: int
+    speed: float
+    fault: Fault
+    seed: int
+
+    @property
+    def fault_from(self) -> int | None:
+        """Index of the first request that may meet the fault."""
+        return int(self.requests * FAULT_AT) if self.fault != "none" else None
+
+
+async def run(plan: Plan, folder: Path, console: Console) -> Result:
+    """Run the whole demo in `folder`; takes a minute or two. Raises StageError and EmbeddedBrokerError."""
+    started = time.monotonic_ns()
+
+    def say(text: str) -> None:
+        console.print(text, style="dim", highlight=False)
+
+    view = RouterView()
+    async with stage(folder, say) as made, router(made, view):
+        await _ready(made, view, say)
+        async with publisher(made) as publish:
+            played = await _play(plan, made, view, publish, console)
+        await _settle(plan, made, view)
+        archive, table = await _archived(made, played)
+        directive, latency_us = await _decision(made, view, played)
+    trip = view.trip
+    latest = view.latest
+    seen = RouterSeen(0.0 if latest is None else latest.canary_percent, tuple(view.steps))
+    problems = problems_of(
+        fault=plan.fault,
+        tripped=None if trip is None else trip.directive,
+        router=seen,
+        archive=archive,
+        events=played.events,
+        scored=played.pairs + played.controls,
+    )
+    located = None if directive is None or directive.cause is None else directive.cause.located
+    return Result(
+        outcome="no_trip" if trip is None else "tripped",
+        expected="no_trip" if plan.fault == "none" else "tripped",
+        as_expected=not problems,
+        problems=problems,
+        fault=plan.fault,
+        seed=plan.seed,
+        requests=played.requests,
+        events=played.events,
+        pairs=played.pairs,
+        affected_pairs=played.affected,
+        directive=directive,
+        located=located,
+        decision_latency_us=latency_us,
+        router=seen,
+        archive=archive,
+        table=table,
+        elapsed_us=(time.monotonic_ns() - started) // 1000,
+    )
+
+
+@asynccontextmanager
+async def router(made: Stage, view: RouterView) -> AsyncIterator[None]:
+    """The router as a process, its lines in `view`."""
+    process = await made.start("router", "router", "--json", piped=True)
+    assert process.stdout is not None
+    reading = asyncio.create_task(view.follow(process.stdout))
+    try:
+        yield
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _ready(made: Stage, view: RouterView, say: Callable[[str], None]) -> None:
+    """Every partition is read, the roll-out has begun, the router has its first directive."""
+    partitions = made.config.kafka.partitions
+    sources = [f"{topic}/{partition}" for topic in SOURCES for partition in range(partitions)]
+    missing = await sources_closed(made.config.kafka.bootstrap, sources, READY_TIMEOUT_S)
+    made.check()
+    if missing:
+        raise StageError(
+            f"no final bucket of {', '.join(sorted(missing))} within {READY_TIMEOUT_S:.0f} s; "
+            f"measure said:\n{made.last_words('measure')}\npair said:\n{made.last_words('pair')}"
+        )
+    spec = made.folder / "rollout.yaml"
+    # JSON is YAML: the command reads it like any spec an operator writes.
+    spec.write_bytes(msgspec.json.format(msgspec.json.encode(rollout_spec(POLICY.read_text("utf-8")))))
+    await made.command("rollout", "start", str(spec))
+    if view.latest is None and not await view.more(READY_TIMEOUT_S):
+        made.check()
+        raise StageError(f"no directive reached the router; gate said:\n{made.last_words('gate')}")
+    say(f"four workers and a router run; roll-out {ROLLOUT} started (logs in {made.folder / 'logs'})")
+
+
+@asynccontextmanager
+async def publisher(made: Stage) -> AsyncIterator[Callable[[Served], None]]:
+    """Hands both events of an answer to agents/publish; everything is sent before it ends."""
+    kafka = made.config.kafka
+    producer = KafkaRecordProducer(kafka.bootstrap, idempotent=kafka.transactions)
+    sender = Publisher(producer, PublisherSettings(f"demo-{os.getpid()}-{time.time_ns()}"))
+    sender.start()
+
+    def publish(served: Served) -> None:
+        sender.publish(served.request)
+        sender.publish(served.logit)
+
+    try:
+        yield publish
+    finally:
+        stats = await sender.close(deadline_s=10.0)
+    dropped = sum(stats.dropped.values())
+    if dropped:
+        raise StageError(f"the publisher dropped {dropped} of {stats.accepted} events: {dict(stats.dropped)}")
+
+
+async def _play(
+    plan: Plan, made: Stage, view: RouterView, publish: Callable[[Served], None], console: Console
+) -> Played:
+    def routing() -> Routing:
+        line = view.latest
+        return Routing(None, 0.0) if line is None else Routing(line.generation, line.canary_percent)
+
+    script = Script(plan.requests, plan.speed, plan.fault_from)
+    player = Player(script, plan.arrivals, Fleet(plan.recording, plan.seed), publish, routing)
+    told = 0
+    progress = Progress(
+        TextColumn("requests"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[state]}"),
+        console=console,
+    )
+    with progress:
+        task = progress.add_task("play", total=plan.requests, state="")
+
+        def show(played: Played) -> None:
+            nonlocal told
+            made.check()
+            progress.update(task, completed=played.requests, state=_state(plan, view, played))
+            for line in view.lines[told:]:
+                if line.reason == "applied":
+                    progress.console.print(_router_text(line), highlight=False)
+            told = len(view.lines)
+
+        await player.run(show)
+    return player.played
+
+
+def _state(plan: Plan, view: RouterView, played: Played) -> str:
+    line = view.latest
+    weight = "" if line is None else f"canary {line.canary_percent:g} % · "
+    fault = ""
+    if plan.fault_from is not None and played.requests >= plan.fault_from:
+        fault = f" · {FAULTY_NODE} faulty, {played.affected} damaged"
+    return f"{weight}{played.pairs} pairs{fault}"
+
+
+def _router_text(line: Any) -> str:
+    head = f"router   epoch {line.epoch}: {line.directive.state}, canary {line.canary_percent:g} %"
+    return f"{head} · {cause_line(line.directive)}" if line.directive.cause is not None else head
+
+
+async def _settle(plan: Plan, made: Stage, view: RouterView) -> None:
+    """Wait for what must still come out of the last answers."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + LAST_WORDS_S
+    while loop.time() < deadline:
+        made.check()
+        if view.trip is not None or (plan.fault == "none" and view.promoted_a_step):
+            return
+        await view.more(1.0)
+
+
+async def _archived(made: Stage, played: Played) -> tuple[Archived, tuple[dict[str, Any], ...]]:
+    """Counts and the table, once ClickHouse holds what was published (or ARCHIVE_TIMEOUT_S is over)."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + ARCHIVE_TIMEOUT_S
+    while True:
+        made.check()
+        counts = await _query(made, COUNTS)
+        archive = msgspec.convert(counts[0], Archived, strict=False)
+        whole = archive.requests == played.events and archive.pairs == played.pairs + played.controls
+        if (whole and archive.decisions > 0) or loop.time() > deadline:
+            return archive, tuple(await _query(made, WORST))
+        await asyncio.sleep(0.5)
+
+
+async def _query(made: Stage, sql: str) -> list[dict[str, Any]]:
+    try:
+        result = await asyncio.to_thread(query_endpoint, made.query_listen, sql)
+    except StoreError as error:
+        raise StageError(f"archive query: {error}; archive said:\n{made.last_words('archive')}") from None
+    return [dict(zip(result.names, row, strict=True)) for row in result.rows]
+
+
+async def _decision(made: Stage, view: RouterView, played: Played) -> tuple[Any, int | None]:
+    """The trip's directive (else the router's last) and, for a trip, how long it took."""
+    trip = view.trip
+    if trip is None:
+        return (None if view.latest is None else view.latest.directive), None
+    bootstrap = made.config.kafka.bootstrap
+    decision = await find_decision(bootstrap, trip.directive)
+    if decision is None:
+        return trip.directive, None
+    located = None if trip.directive.cause is None else trip.directive.cause.located
+    publish_us = await deciding_publish_us(bootstrap, decision, played.sent, located)
+    return trip.directive, None if publish_us is None else trip.changed_us - publish_us

@@ -1,0 +1,183 @@
+"""The demo's own installation: embedded broker, chDB in a folder, four workers and a router, as processes.
+
+The configuration file it writes is an ordinary one: with `--keep` every other command can be pointed at it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pipeline.cli.demo.embedded_broker import KAFKA_SETTINGS, embedded_broker
+from pipeline.config import Config, load_config
+
+WORKERS: Final = ("measure", "pair", "gate", "archive")
+LATENESS_S: Final = 1
+JOIN_TIMEOUT_S: Final = 3
+COMMAND_TIMEOUT_S: Final = 90.0
+STOP_TIMEOUT_S: Final = 20.0
+KLAXON: Final = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
+"""The `klaxon` command of this interpreter, wherever its script is installed."""
+
+CONFIGURATION: Final = """\
+# Written by `klaxon demo`. A drill has to end within minutes: lateness is {lateness_s} s (default 15), the
+# join timeout {join_timeout_s} s (default 60), and the policy's windows are 30 s (default 5 min).
+# Not for a fleet.
+kafka:
+  bootstrap: {bootstrap}
+  partitions: 2
+{kafka}
+clickhouse:
+  dsn: chdb://{folder}/clickhouse
+content:
+  lateness_s: {lateness_s}
+  join_timeout_s: {join_timeout_s}
+archive:
+  block_age_ms: 500
+  query_listen: {query_listen}
+"""
+
+
+class StageError(Exception):
+    """A part of the demo did not start or died; the message names it and shows what it said last."""
+
+
+@dataclass(slots=True)
+class Stage:
+    """What is running."""
+
+    folder: Path
+    config_path: Path
+    config: Config
+    query_listen: str
+    processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise StageError if a process has ended."""
+        for name, process in self.processes.items():
+            if process.returncode is not None:
+                raise StageError(
+                    f"{name} ended with code {process.returncode}; it said:\n{self.last_words(name)}"
+                )
+
+    def last_words(self, name: str) -> str:
+        """The end of a process's log."""
+        try:
+            text = (self.folder / "logs" / f"{name}.log").read_text(errors="replace")
+        except OSError:
+            return "(nothing)"
+        return "\n".join(text.splitlines()[-15:])
+
+    async def command(self, *arguments: str) -> str:
+        """Run a klaxon command with the demo's configuration; returns its standard output.
+
+        Raises StageError when it fails or takes too long."""
+        process = await asyncio.create_subprocess_exec(
+            *KLAXON,
+            *arguments,
+            "--config",
+            str(self.config_path),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        )
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), COMMAND_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            said = f"klaxon {' '.join(arguments)}: no answer in {COMMAND_TIMEOUT_S:.0f} s"
+            raise StageError(said) from None
+        if process.returncode != 0:
+            said = err.decode(errors="replace").strip()
+            raise StageError(f"klaxon {' '.join(arguments)}: exit code {process.returncode}: {said}")
+        return out.decode()
+
+    async def start(self, name: str, *arguments: str, piped: bool = False) -> asyncio.subprocess.Process:
+        """Start a long-running klaxon command; its log is `logs/NAME.log`, or standard output a pipe."""
+        with (self.folder / "logs" / f"{name}.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *KLAXON,
+                *arguments,
+                "--config",
+                str(self.config_path),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else log,
+                stderr=log,
+                env=environment(),
+                limit=1 << 20,
+            )
+        self.processes[name] = process
+        return process
+
+
+def environment() -> dict[str, str]:
+    """Ours without any `KLAXON_*`: the demo's configuration is its file alone."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("KLAXON_")}
+
+
+@asynccontextmanager
+async def stage(folder: Path, say: Callable[[str], None]) -> AsyncIterator[Stage]:
+    """Everything up to and including the four workers; stopped in reverse order at the end.
+
+    Raises StageError, EmbeddedBrokerError."""
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    with broker_in(folder) as bootstrap:
+        made = _write_configuration(folder, bootstrap)
+        say(f"broker on {bootstrap} (Tansu, in memory: no transactions, promises 1 and 6 not claimed)")
+        topics, tables = await asyncio.gather(made.command("topics", "create"), made.command("migrate"))
+        say(f"{len(topics.splitlines())} topics; {tables.strip().splitlines()[-1]} (ClickHouse in process)")
+        try:
+            for name in WORKERS:
+                await made.start(name, "worker", name)
+            yield made
+        finally:
+            await _stop(made)
+
+
+@contextmanager
+def broker_in(folder: Path) -> Iterator[str]:
+    """The embedded broker with its log in the folder."""
+    with embedded_broker(folder / "logs" / "broker.log") as bootstrap:
+        yield bootstrap
+
+
+def _write_configuration(folder: Path, bootstrap: str) -> Stage:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        query_listen = f"127.0.0.1:{probe.getsockname()[1]}"
+    prefix = "KLAXON_KAFKA_"
+    text = CONFIGURATION.format(
+        bootstrap=bootstrap,
+        kafka="\n".join(f"  {k.removeprefix(prefix).lower()}: {v}" for k, v in KAFKA_SETTINGS.items()),
+        folder=folder.resolve(),
+        lateness_s=LATENESS_S,
+        join_timeout_s=JOIN_TIMEOUT_S,
+        query_listen=query_listen,
+    )
+    path = folder / "klaxon.yaml"
+    path.write_text(text, encoding="utf-8")
+    return Stage(folder, path, load_config(str(path), {}), query_listen)
+
+
+async def _stop(made: Stage) -> None:
+    """SIGTERM to all, then SIGKILL to whoever is left."""
+    running = [process for process in made.processes.values() if process.returncode is None]
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    waits = [asyncio.create_task(process.wait()) for process in running]
+    if waits:
+        await asyncio.wait(waits, timeout=STOP_TIMEOUT_S)
+    for process in running:
+        if process.returncode is None:
+            process.kill()
+    await asyncio.gather(*waits)
