@@ -1,9 +1,9 @@
 """Where values fall: integer edge tables of the sparse histograms (decisions.md §4).
 
-A table is the sorted distinct integers round-half-even(anchor · 1.15^(j / steps)) from 1 up to its top,
-preceded by −1 and 0: bin k covers (edge[k], edge[k + 1]], so bin 0 holds exactly zero, and "share of values
-over the anchor" is exact. Values beyond the last edge fall into the last bin. The tables are computed in
-decimal arithmetic: the same integers on every machine.
+A table is the sorted distinct integers round-half-even(anchor · 1.15^(j / steps)) from 1 to the first that
+reaches its top, preceded by −1 and 0: bin k covers (edge[k], edge[k + 1]], so bin 0 holds exactly zero, and
+"share of values over the anchor" is exact. Values beyond the last edge fall into the last bin. The tables are
+computed in decimal arithmetic: the same integers on every machine.
 """
 
 from __future__ import annotations
@@ -39,22 +39,27 @@ KIND_OF_MEASURE: Final[dict[str, Kind]] = {
 """Measures that keep a histogram, and in which table; all others keep count, sum, min and max only."""
 
 
+_BASE: Final = Decimal("1.15")
+
+
 def _edges(anchor: int, steps: int, top: int) -> I8:
     """The table of one kind; `steps` bins make a factor of 1.15."""
-    context = Context(prec=50)
-    ratio = context.power(Decimal("1.15"), context.divide(Decimal(1), Decimal(steps)))
+    context = Context(prec=60)
+    fractions = [context.power(_BASE, context.divide(Decimal(j), Decimal(steps))) for j in range(steps)]
     edges = {-1, 0}
-    for factor in (ratio, context.divide(Decimal(1), ratio)):
-        value = Decimal(anchor)
+    for direction in (1, -1):
+        whole = 0 if direction > 0 else -1
         while True:
-            edge = int(value.to_integral_value())
-            if edge < 1:
+            # Whole powers of the base apart: they are exact, and one of them falls on a half.
+            octave = context.multiply(Decimal(anchor), context.power(_BASE, Decimal(whole)))
+            run = [int(context.multiply(octave, each).to_integral_value()) for each in fractions]
+            edges.update(edge for edge in run if edge >= 1)
+            if run[-1] < 1 or run[-1] >= top:
                 break
-            edges.add(edge)
-            if edge >= top:
-                break
-            value = context.multiply(value, factor)
-    return np.array(sorted(edges), dtype=np.int64)
+            whole += direction
+    table = sorted(edges)
+    beyond = next(at for at, edge in enumerate(table) if edge >= top)
+    return np.array(table[: beyond + 1], dtype=np.int64)
 
 
 _TABLES: Final[dict[Kind, I8]] = {
