@@ -1,4 +1,7 @@
-"""`klaxon worker measure | pair | gate | archive`: one worker in this process, until SIGTERM."""
+"""`klaxon worker measure | pair | gate | archive`: one worker in this process, until SIGTERM.
+
+Each command imports its own part only: a gate needs no ClickHouse client, an archive no scoring.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +11,65 @@ from typing import Final
 
 import click
 
+from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import config_option
 from pipeline.config import Config
+from pipeline.errors import PipelineError
 from pipeline.workers.transport import WorkerSpec, run_worker
 
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-@click.group()
+@click.group(epilog="Example: klaxon worker measure --config klaxon.yaml")
 def worker() -> None:
     """Run one of the four workers; stop it with SIGTERM.
 
-    A worker waits for the broker and its topics, with back-off, as long as it takes.
-    Example: klaxon worker measure --config klaxon.yaml
+    A worker waits for the services it needs, with back-off, as long as it takes. It exits with 0 after
+    SIGTERM and with 1 after an error; start it again then: it resumes where it must.
     """
 
 
-@worker.command()
+@worker.command(epilog="Example: klaxon worker measure --config klaxon.yaml")
 @config_option
 def measure(config: Config) -> int:
-    """Requests and telemetry into one-second buckets. Example: klaxon worker measure"""
-    from pipeline.workers.measure import measure as spec  # each command loads only its own part
+    """Requests and telemetry into one-second buckets."""
+    from pipeline.workers.measure import measure as spec
 
     return _run(spec(config), config)
 
 
-@worker.command()
+@worker.command(epilog="Example: klaxon worker pair --config klaxon.yaml")
 @config_option
 def pair(config: Config) -> int:
-    """Match mirrored answers and score them. Example: klaxon worker pair"""
+    """Mirrored answers matched and scored."""
     from pipeline.workers.pair import pair as spec
 
     return _run(spec(config), config)
 
 
-@worker.command()
+@worker.command(epilog="Example: klaxon worker gate --config klaxon.yaml")
 @config_option
 def gate(config: Config) -> int:
-    """Judge roll-outs and write directives. Example: klaxon worker gate"""
+    """Roll-outs judged, directives written."""
     from pipeline.workers.gate import gate as spec
 
-    return _run(spec(config), config)
+    try:
+        made = spec(config)
+    except PipelineError as error:
+        raise CommandError(str(error), Exit.USAGE) from None
+    return _run(made, config)
+
+
+@worker.command(epilog="Example: klaxon worker archive --config klaxon.yaml")
+@config_option
+def archive(config: Config) -> int:
+    """Everything into ClickHouse, exactly once."""
+    from pipeline.cli.archive_store import opened_archive
+    from pipeline.workers.archive import archive as spec
+
+    log_to_standard_error()
+    with opened_archive(config) as store:
+        return run_worker(spec(config, store), config.kafka)
 
 
 def _run(spec: WorkerSpec, config: Config) -> int:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -116,11 +116,10 @@ class ArchiveWorker:
 
     async def read(self, record: Record) -> None:
         seat = self._seats.get(record.place)
-        if seat is None or (part := await self._with_room(seat)) is None:
+        if seat is None or await self._with_room(seat) is None:
             return  # no longer ours
         async with self._lock:
-            async for each in self._intake.take(record):
-                await self._add(part, each)
+            await self._add(seat, self._intake.take(record))
 
     async def _with_room(self, seat: _Seat) -> PartitionArchive | None:
         """The seat's partition once it is open and not full; None when it was left meanwhile."""
@@ -131,11 +130,14 @@ class ArchiveWorker:
             await seat.changed.wait()
         return None
 
-    async def _add(self, part: PartitionArchive, record: Record) -> None:
-        refused = part.add(record, _now_us())
-        letters = dead_letters(record, refused, payload=self._config.dead_letter.payload)
-        for acknowledged in await send_letters(self._link, letters):
-            await acknowledged
+    async def _add(self, seat: _Seat, records: AsyncIterator[Record]) -> None:
+        async for record in records:
+            if (part := await self._with_room(seat)) is None:
+                return  # no longer ours; the next assignment goes on where the table says
+            refused = part.add(record, _now_us())
+            letters = dead_letters(record, refused, payload=self._config.dead_letter.payload)
+            for acknowledged in await send_letters(self._link, letters):
+                await acknowledged
 
     async def _serve(self, place: Partition, seat: _Seat) -> None:
         """Open the partition, then store its blocks as they fall due, until it is left."""
@@ -186,11 +188,9 @@ class ArchiveWorker:
     async def _sweep(self) -> None:
         """Read what Faust left out at the end of a partition."""
         for place, seat in list(self._seats.items()):
-            if (part := seat.part) is None or part.full:
-                continue
-            async with self._lock:
-                async for record in self._intake.left_behind(place):
-                    await self._add(part, record)
+            if seat.part is not None:
+                async with self._lock:
+                    await self._add(seat, self._intake.left_behind(place))
 
     async def stop(self) -> None:
         for place in list(self._seats):

@@ -92,8 +92,8 @@ class Intake:
             await self._reader.start()
         if (begin := (await self._reader.begin_offsets([place]))[place]) > first:
             deleted = (
-                f"{place}: offsets {first} to {min(begin, end) - 1} were deleted unread; lengthen the topic's "
-                "retention or add workers"
+                f"{place}: offsets {first} to {min(begin, end) - 1} were deleted unread; lengthen the "
+                "topic's retention or add workers"
             )
             if not self._skips_deleted:
                 raise RetentionError(f"{deleted}; the next process starts anew after them")

@@ -1,0 +1,65 @@
+"""The store of an archive worker: connected, warmed up, and open to read-only queries where configured."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from pipeline.config import Config
+from pipeline.store.archive import Archive, Step
+from pipeline.store.blocks import BlockLimits
+from pipeline.store.client import connect, connect_read_only
+from pipeline.store.errors import QueryError, StoreUnavailableError
+from pipeline.store.queries import QueryEndpoint
+from pipeline.workers.broker import back_off_s
+from pipeline.workers.faults import FaultPoint, fault
+
+log = logging.getLogger("klaxon.archive")
+
+T = TypeVar("T")
+
+FAULTS: Final[Mapping[Step, FaultPoint]] = {
+    "before_insert": "before_insert",
+    "after_insert": "after_insert_before_commit",
+}
+
+
+@contextmanager
+def opened_archive(config: Config) -> Iterator[Archive]:
+    """The archive on the configured ClickHouse; waits for it with back-off. Blocks."""
+    clickhouse, limits = config.clickhouse, config.archive
+    account = {"username": clickhouse.username, "password": clickhouse.password}
+    store = _once_available(lambda: connect(clickhouse.dsn, clickhouse.database, **account))
+    endpoint = None
+    try:
+        _once_available(store.warm_up)
+        if limits.query_listen is not None:
+            readers = connect_read_only(clickhouse.dsn, clickhouse.database, **account)
+            endpoint = QueryEndpoint(readers, limits.query_listen)
+            log.info("read-only queries are answered at %s", endpoint.address)
+        yield Archive(
+            store,
+            BlockLimits(limits.block_rows, limits.block_bytes, limits.block_age_ms * 1_000),
+            boot_id=uuid.uuid4().hex,
+            passing=lambda step: fault(FAULTS[step]),
+        )
+    finally:
+        if endpoint is not None:
+            endpoint.close()
+        store.close()
+
+
+def _once_available(action: Callable[[], T]) -> T:
+    attempt = 0
+    while True:
+        try:
+            return action()
+        except (StoreUnavailableError, QueryError) as error:
+            delay_s = back_off_s(attempt)
+            log.warning("%s; trying again in %.1f s (a new database: run `klaxon migrate`)", error, delay_s)
+            time.sleep(delay_s)
+            attempt += 1

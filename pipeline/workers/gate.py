@@ -1,0 +1,271 @@
+"""The gate's shell: one seat per gating partition, and one fenced writer per seat.
+
+A seat is taken when its partition is assigned: the writer fences every predecessor, the core is rebuilt from
+the log, what happened since is read, and only then are Faust's records used. All judgement is in the core;
+the clock, the broker and the order of calls are here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+from aiokafka.errors import KafkaError
+
+from pipeline.config import Config
+from pipeline.core.gate.gating import Effect, GateCore, GateSettings
+from pipeline.errors import PipelineError
+from pipeline.policy_file import parse_policy, read_policy_file, shipped_policy_text
+from pipeline.workers.broker import RangeReader
+from pipeline.workers.content import content_settings
+from pipeline.workers.dead_letters import dead_letters, send_letters
+from pipeline.workers.faults import fault
+from pipeline.workers.gate_log import remembered, since
+from pipeline.workers.gate_writer import FencedError, GateWriter
+from pipeline.workers.intake import Intake
+from pipeline.workers.records import Partition, Record
+from pipeline.workers.transport import Link, WorkerSpec
+from schemas.buckets import FinalBuckets, FreshCells
+from schemas.columns import Rejected
+from schemas.commands import COMMANDS
+from schemas.topics import SOURCES, Topic
+
+log = logging.getLogger("klaxon.gate")
+
+READS: Final = (Topic.BUCKETS, Topic.PARTIALS, Topic.COMMANDS)
+WRITES: Final = (Topic.CONTROL, Topic.DECISIONS, Topic.ROLLOUTS, Topic.STATE, Topic.DEAD_LETTER)
+PACE_S: Final = 0.01
+UPKEEP_EVERY_S: Final = 1.0
+
+
+class SplitSeatError(PipelineError):
+    """The group gave us a gating partition of one topic but not of the others."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One gating partition, from its assignment to its revocation. Core and writer are used under `lock`."""
+
+    partition: int
+    core: GateCore
+    writer: GateWriter
+    intake: Intake
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the seat is caught up, or left."""
+    left: bool = False
+    news_finals: bool = True
+    news_fresh: bool = True
+    judged_fresh_s: float = 0.0
+    committed: dict[Partition, int] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def places(self) -> tuple[Partition, ...]:
+        """What it reads through the group."""
+        return tuple(Partition(topic.value, self.partition) for topic in READS)
+
+
+class GateWorker:
+    """Processor of `gate`."""
+
+    def __init__(
+        self, link: Link, config: Config, settings: GateSettings, sources: Mapping[str, int]
+    ) -> None:
+        self._link = link
+        self._config = config
+        self._settings = settings
+        self._sources = sources
+        self._seats: dict[int, _Seat] = {}
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def assigned(self, places: frozenset[Partition]) -> None:
+        partitions = {place.partition for place in places}
+        if places != {Partition(topic.value, number) for topic in READS for number in partitions}:
+            raise SplitSeatError(
+                "the group assigned gating partitions of one topic without those of the others; run every "
+                "gate worker at the same version, and see `klaxon topics check`"
+            )
+        for number in set(self._seats) | partitions:
+            await self._leave(number)
+        for number in partitions:
+            self._seats[number] = self._new_seat(number)
+
+    async def revoked(self, places: frozenset[Partition]) -> None:
+        for number in {place.partition for place in places}:
+            await self._leave(number)
+
+    def _new_seat(self, number: int) -> _Seat:
+        seat = _Seat(
+            number,
+            GateCore(number, self._sources, self._settings),
+            GateWriter(self._config.kafka, number),
+            Intake(self._link, self._config.kafka),
+        )
+        seat.task = asyncio.create_task(self._serve(seat))
+        seat.task.add_done_callback(self._served)
+        return seat
+
+    async def _leave(self, number: int) -> None:
+        """Give up a seat: abort what is open. Whoever takes it next rebuilds it from the log."""
+        seat = self._seats.pop(number, None)
+        if seat is None:
+            return
+        seat.left = True
+        seat.settled.set()
+        assert seat.task is not None
+        seat.task.cancel()
+        await asyncio.wait([seat.task])
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) and not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def read(self, record: Record) -> None:
+        seat = self._seats.get(record.partition)
+        if seat is None:
+            return  # delivered after the partition was revoked
+        await seat.settled.wait()
+        async with seat.lock:
+            if not seat.left:
+                async for each in seat.intake.take(record):
+                    await self._apply(seat, each)
+
+    async def run(self) -> None:
+        await self._failed
+
+    async def stop(self) -> None:
+        for number in list(self._seats):
+            await self._leave(number)
+
+    async def _serve(self, seat: _Seat) -> None:
+        """Take the seat, then judge whenever there is something new, until it is left."""
+        try:
+            await seat.writer.start()
+            await self._catch_up(seat)
+            upkeep_s = 0.0
+            while True:
+                async with seat.lock:
+                    await self._judge(seat)
+                    if time.monotonic() - upkeep_s >= UPKEEP_EVERY_S:
+                        upkeep_s = time.monotonic()
+                        await self._upkeep(seat)
+                await asyncio.sleep(PACE_S)
+        finally:
+            await seat.writer.close()
+            await seat.intake.stop()
+
+    async def _catch_up(self, seat: _Seat) -> None:
+        """Rebuild the core from the log, up to where Faust's records go on."""
+        reader = RangeReader(self._config.kafka)
+        await reader.start()
+        try:
+            memory = await remembered(reader, seat.partition)
+            seat.core.restore(memory.states, memory.directives, memory.rollouts)
+            await self._until_positioned(seat)
+            ends = await reader.end_offsets(seat.places)
+            async for record in since(reader, seat.partition, seat.core.read_from(), ends):
+                await self._apply(seat, record)
+                fault("during_warm_up")
+        finally:
+            await reader.stop()
+        for place in seat.places:
+            seat.intake.expect(place, ends[place])
+        seat.settled.set()
+        log.info("gating partition %d: taken, %d roll-outs", seat.partition, seat.core.gauges()["rollouts"])
+
+    async def _until_positioned(self, seat: _Seat) -> None:
+        """Wait until Faust knows where it reads on: what lies before is then covered by the catch-up."""
+        while any(self._link.position(place) is None for place in seat.places):  # noqa: ASYNC110 (no event)
+            await asyncio.sleep(PACE_S)
+
+    async def _apply(self, seat: _Seat, record: Record) -> None:
+        if record.topic is Topic.COMMANDS:
+            await self._obey(seat, record)
+            return
+        try:
+            if record.topic is Topic.BUCKETS:
+                seat.core.on_final(msgspec.msgpack.decode(record.value, type=FinalBuckets))
+                seat.news_finals = True
+            else:
+                seat.core.on_fresh(msgspec.msgpack.decode(record.value, type=FreshCells))
+                seat.news_fresh = True
+        except msgspec.MsgspecError as error:
+            await self._refuse(record, [Rejected(None, "", str(error))])
+
+    async def _obey(self, seat: _Seat, record: Record) -> None:
+        commands, _positions, rejected = COMMANDS.read(record.value)
+        await self._refuse(record, rejected)
+        for command in commands:
+            await self._write(seat, seat.core.on_command(command, record.offset, _now_us()))
+        seat.news_finals = True
+
+    async def _refuse(self, record: Record, rejected: list[Rejected]) -> None:
+        letters = dead_letters(record, rejected, payload=self._config.dead_letter.payload)
+        for acknowledged in await send_letters(self._link, letters):
+            await acknowledged
+
+    async def _judge(self, seat: _Seat) -> None:
+        if seat.news_finals:
+            seat.news_finals = False
+            await self._write(seat, seat.core.judge_complete(_now_us()))
+        now_s = time.monotonic()
+        if seat.news_fresh and now_s - seat.judged_fresh_s >= self._config.gate.fresh_interval_ms / 1000:
+            seat.news_fresh = False
+            seat.judged_fresh_s = now_s
+            await self._write(seat, seat.core.judge_fresh(_now_us()))
+        await self._write(seat, seat.core.renew(_now_us()))
+
+    async def _write(self, seat: _Seat, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            try:
+                await seat.writer.write(effect)
+            except (KafkaError, FencedError):
+                if seat.left:
+                    return  # we closed the writer ourselves: that is no fencing
+                raise
+            if (decision := effect.decision) is not None:
+                log.info("%s: %s %s", effect.name, decision.kind, decision.reason)
+
+    async def _upkeep(self, seat: _Seat) -> None:
+        """Read what Faust left out; commit, so that lag is visible (the core's memory decides, not this)."""
+        for place in seat.places:
+            async for record in seat.intake.left_behind(place):
+                await self._apply(seat, record)
+        offsets = {
+            place: offset for place in seat.places if (offset := seat.intake.expected(place)) is not None
+        }
+        if offsets != seat.committed and await self._link.commit(offsets):
+            seat.committed = offsets
+
+
+def gate(config: Config) -> WorkerSpec:
+    """The worker, configured. Reads the policy file: blocks; raises PolicyError."""
+    content, settings = content_settings(config.content), config.gate
+    policy = config.policy.file
+    gate_settings = GateSettings(
+        lease_us=settings.lease_s * 1_000_000,
+        renew_us=settings.renew_s * 1_000_000,
+        dead_man_us=settings.dead_man_s * 1_000_000,
+        blind_after_us=settings.blind_after_s * 1_000_000,
+        join_timeout_us=content.join_timeout_us,
+        lateness_us=content.lateness_us,
+        settings_hash=content.hash,
+        parse_policy=parse_policy,
+        default_policy=shipped_policy_text() if policy is None else read_policy_file(policy).text,
+    )
+
+    def make(link: Link, counts: Mapping[Topic, int]) -> GateWorker:
+        sources = {topic.value: counts[topic] for topic in SOURCES}
+        return GateWorker(link, config, gate_settings, sources)
+
+    return WorkerSpec("gate", reads=READS, needs=(*WRITES, *SOURCES), make=make, new_groups_start_at_end=True)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

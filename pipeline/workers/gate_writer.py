@@ -1,0 +1,94 @@
+"""The one writer of a gating partition: a decision is one transaction, every predecessor is fenced.
+
+Outside Faust, on aiokafka's transactional producer. On the embedded broker, which knows no transactions, the
+same records are written one after another by a plain producer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import InvalidProducerEpoch, ProducerFenced
+
+from pipeline.config import KafkaConfig
+from pipeline.core.gate.settings import Effect
+from pipeline.core.gate.state import encode_state
+from pipeline.errors import PipelineError
+from pipeline.workers.broker import client_options
+from pipeline.workers.faults import fault
+from schemas.topics import CONTENT_TYPE, JSON, Topic
+
+TRANSACTION_TIMEOUT_MS: Final = 10_000
+"""Readers wait for an open transaction: a dead writer's ends after this, or when its successor comes."""
+HEADERS: Final = [(CONTENT_TYPE, JSON.encode())]
+
+
+class FencedError(PipelineError):
+    """Another process writes this gating partition now."""
+
+
+class GateWriter:
+    """Not re-entrant: one `write` at a time. `start` before use, `close` after."""
+
+    def __init__(self, kafka: KafkaConfig, partition: int) -> None:
+        self._partition = partition
+        self._transactional = kafka.transactions
+        transaction = (
+            {
+                "transactional_id": f"klaxon-gate-{partition}",
+                "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
+            }
+            if kafka.transactions
+            else {}
+        )
+        self._producer = AIOKafkaProducer(**client_options(kafka), acks="all", **transaction)
+
+    async def start(self) -> None:
+        """Connect; with transactions, every predecessor is fenced and its open transaction aborted by now."""
+        await self._producer.start()
+
+    async def write(self, effect: Effect) -> None:
+        """Write everything of the effect, or nothing; returns when it is committed.
+
+        Raises FencedError when a successor has started, and aiokafka's errors; after `close` they mean nothing.
+        """
+        records = list(_records(effect))
+        try:
+            if not self._transactional:
+                for topic, key, value in records:
+                    await self._send(topic, key, value)
+                return
+            fault("gate_before_transaction")
+            async with self._producer.transaction():
+                await asyncio.gather(*(self._send(topic, key, value) for topic, key, value in records))
+                fault("gate_in_transaction")
+            fault("gate_after_transaction")
+        except (ProducerFenced, InvalidProducerEpoch):
+            raise FencedError(
+                f"gating partition {self._partition}: another gate process has taken over; ending this one"
+            ) from None
+
+    async def close(self) -> None:
+        """Abort what is open and disconnect."""
+        await self._producer.stop()
+
+    async def _send(self, topic: Topic, key: str, value: bytes) -> None:
+        await self._producer.send_and_wait(
+            topic.value, value, key=key.encode(), partition=self._partition, headers=HEADERS
+        )
+
+
+def _records(effect: Effect) -> Iterator[tuple[Topic, str, bytes]]:
+    """Topic, key and value; what a router acts on comes last."""
+    if effect.rollout is not None:
+        yield Topic.ROLLOUTS, effect.name, msgspec.json.encode(effect.rollout)
+    for state in effect.states:
+        yield Topic.STATE, state.key, encode_state(state)
+    if effect.decision is not None:
+        yield Topic.DECISIONS, effect.name, msgspec.json.encode(effect.decision)
+    if effect.directive is not None:
+        yield Topic.CONTROL, effect.name, msgspec.json.encode(effect.directive)
