@@ -29,6 +29,8 @@ FLOOR: Final = 1e-9
 """Probability that `kl_floor` gives a token the other side does not list (G5)."""
 _LOG_2: Final = float(np.log(2.0))
 _HUGE: Final = float(np.finfo(np.float64).max)
+_ROUNDING: Final = 1e-15
+"""What may stay when η is subtracted again: taken off too, so that equal lists give exactly 0."""
 _TINY: Final = 1e-305
 """Stands for 0 under a logarithm: below every probability that matters, above the denormal numbers."""
 
@@ -71,8 +73,8 @@ def measure(a: TopLists, b: TopLists, eta: F8) -> Measures:
         kl, js, tv = _total(_divergences(*rows) for rows in completed)
         return Measures(
             kl_lower=np.maximum(kl, 0.0),
-            js_lower=np.minimum(np.maximum(js - eta * (_LOG_2 / 2), 0.0), _LOG_2),
-            tv_lower=np.minimum(np.maximum((tv - eta) / 2, 0.0), 1.0),
+            js_lower=np.minimum(np.maximum(js - eta * (_LOG_2 / 2) - _ROUNDING, 0.0), _LOG_2),
+            tv_lower=np.minimum(np.maximum((tv - eta) / 2 - _ROUNDING, 0.0), 1.0),
             kl_floor=_kl_floor(p, q, q_on_a),
             cosine=_cosine(p, q, q_on_a),
             top1_agree=_top1_agree(p, q, q_on_a),
