@@ -8,15 +8,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
 from rich.console import Console
 
 from pipeline.cli.demo.embedded_broker import EmbeddedBrokerError
+from pipeline.cli.demo.engines import EngineError
 from pipeline.cli.demo.recording import SHIPPED, RecordingError, read_recording
 from pipeline.cli.demo.report import Fault, show
-from pipeline.cli.demo.run import Plan, run
+from pipeline.cli.demo.run import Plan, Recorded, run
 from pipeline.cli.demo.stage import StageError
 from pipeline.cli.demo.traffic import TraceError, drawn_arrivals, read_figures, trace_arrivals
 from pipeline.cli.exits import CommandError, Exit
@@ -27,17 +29,18 @@ Example: klaxon demo
          klaxon demo --fault none
          klaxon demo --trace AzureLLMInferenceTrace_code.csv --speed 40 --keep /tmp/drill"""
 
-FILE = click.Path(path_type=Path)
+DEFAULT_REQUESTS: Final = 7200
+DEFAULT_LIVE_REQUESTS: Final = 120
+DEFAULT_SPEED: Final = 12.0
+FILE: Final = click.Path(path_type=Path)
 
 
 @click.command(epilog=EXAMPLE)
-@click.option("--requests", type=click.IntRange(min=1), default=7200, show_default=True, help="How many.")
+@click.option("--requests", type=click.IntRange(min=1), help="How many. [default: 7200; live engines: 120]")
 @click.option(
     "--speed",
     type=click.FloatRange(min=0, min_open=True),
-    default=12.0,
-    show_default=True,
-    help="Arrivals come so many times faster than measured; durations stay as recorded.",
+    help="[default: 12] Arrivals come so many times faster than measured; durations stay as recorded.",
 )
 @click.option(
     "--fault",
@@ -49,15 +52,21 @@ FILE = click.Path(path_type=Path)
 @click.option("--seed", type=int, default=1, show_default=True, help="Of arrivals and routing.")
 @click.option("--trace", type=FILE, help="Arrivals and lengths from a file: Azure CSV or Mooncake JSONL.")
 @click.option("--recording", type=FILE, help="Another recording of answers, of the same shape.")
+@click.option(
+    "--engines",
+    type=click.Choice(["llama.cpp"]),
+    help="Real engines answer live, in place of the recording (needs the extra `engines`).",
+)
 @click.option("--keep", type=FILE, help="Keep configuration, logs and archive in this (new) folder.")
 @json_option
 def demo(
-    requests: int,
-    speed: float,
+    requests: int | None,
+    speed: float | None,
     fault: Fault,
     seed: int,
     trace: Path | None,
     recording: Path | None,
+    engines: str | None,
     keep: Path | None,
     as_json: bool,
 ) -> int:
@@ -70,17 +79,22 @@ def demo(
     # With --json standard output carries the result alone.
     console = Console(stderr=True)
     try:
-        plan = Plan(
-            recording=read_recording(recording or SHIPPED, fault=fault != "none"),
-            arrivals=drawn_arrivals(read_figures(), seed) if trace is None else trace_arrivals(trace),
-            requests=requests,
-            speed=speed,
-            fault=fault,
-            seed=seed,
-        )
+        traffic = None
+        if engines is None:
+            traffic = Recorded(
+                read_recording(recording or SHIPPED, fault=fault != "none"),
+                drawn_arrivals(read_figures(), seed) if trace is None else trace_arrivals(trace),
+                speed or DEFAULT_SPEED,
+            )
+        elif trace is not None or recording is not None or speed is not None:
+            raise click.UsageError(
+                "live engines answer as fast as they can: --engines takes no --trace, --recording or --speed"
+            )
+        count = requests or (DEFAULT_REQUESTS if traffic is not None else DEFAULT_LIVE_REQUESTS)
+        plan = Plan(traffic, count, fault, seed)
         with _folder(keep) as folder:
             result = asyncio.run(run(plan, folder, console))
-    except (RecordingError, TraceError, EmbeddedBrokerError) as error:
+    except (RecordingError, TraceError, EmbeddedBrokerError, EngineError) as error:
         raise CommandError(str(error), Exit.USAGE) from None
     except StageError as error:
         raise CommandError(str(error), Exit.UNREACHABLE) from None

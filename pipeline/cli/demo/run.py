@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from agents.publish import KafkaRecordProducer, Publisher, PublisherSettings
 from pipeline.cli.demo.fleet import FAULTY_NODE, ROLLOUT, Fleet, Routing, Served, rollout_spec
+from pipeline.cli.demo.live import Engines, LivePlayer, engines
 from pipeline.cli.demo.observe import (
     RouterView,
     deciding_publish_us,
@@ -41,7 +42,6 @@ from pipeline.store.errors import StoreError
 from pipeline.store.queries import query_endpoint
 from schemas.topics import SOURCES
 
-POLICY: Final = Path(__file__).parent / "policy.yaml"
 FAULT_AT: Final = 0.4
 """Share of the requests after which the node goes wrong."""
 READY_TIMEOUT_S: Final = 60.0
@@ -51,13 +51,21 @@ ARCHIVE_TIMEOUT_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to run."""
+class Recorded:
+    """Answers from a recording, arrivals as measured."""
 
     recording: Recording
     arrivals: Iterator[Arrival]
-    requests: int
     speed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run."""
+
+    traffic: Recorded | None
+    """None: engines answer live, as fast as they can."""
+    requests: int
     fault: Fault
     seed: int
 
@@ -65,6 +73,17 @@ class Plan:
     def fault_from(self) -> int | None:
         """Index of the first request that may meet the fault."""
         return int(self.requests * FAULT_AT) if self.fault != "none" else None
+
+    @property
+    def join_timeout_s(self) -> int:
+        """Live engines that share two cores finish their halves of a pair further apart."""
+        return 3 if self.traffic is not None else 10
+
+    @property
+    def policy(self) -> str:
+        """The policy's text."""
+        name = "policy.yaml" if self.traffic is not None else "policy_live.yaml"
+        return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 async def run(plan: Plan, folder: Path, console: Console) -> Result:
@@ -75,10 +94,17 @@ async def run(plan: Plan, folder: Path, console: Console) -> Result:
         console.print(text, style="dim", highlight=False)
 
     view = RouterView()
-    async with stage(folder, say) as made, router(made, view):
-        await _ready(made, view, say)
+    async with AsyncExitStack() as running:
+        live = None
+        if plan.traffic is None:
+            live = await running.enter_async_context(engines(fault=plan.fault != "none", say=say))
+        made = await running.enter_async_context(stage(folder, plan.join_timeout_s, say))
+        await running.enter_async_context(router(made, view))
+        await _ready(plan, made, view, say)
         async with publisher(made) as publish:
-            played = await _play(plan, made, view, publish, console)
+            player = _player(plan, live, view, publish)
+            await _play(plan, player, made, view, console)
+        played = player.played
         await _settle(plan, made, view)
         archive, table = await _archived(made, played)
         directive, latency_us = await _decision(made, view, played)
@@ -128,7 +154,7 @@ async def router(made: Stage, view: RouterView) -> AsyncIterator[None]:
         await asyncio.gather(reading, return_exceptions=True)
 
 
-async def _ready(made: Stage, view: RouterView, say: Callable[[str], None]) -> None:
+async def _ready(plan: Plan, made: Stage, view: RouterView, say: Callable[[str], None]) -> None:
     """Every partition is read, the roll-out has begun, the router has its first directive."""
     partitions = made.config.kafka.partitions
     sources = [f"{topic}/{partition}" for topic in SOURCES for partition in range(partitions)]
@@ -141,7 +167,7 @@ async def _ready(made: Stage, view: RouterView, say: Callable[[str], None]) -> N
         )
     spec = made.folder / "rollout.yaml"
     # JSON is YAML: the command reads it like any spec an operator writes.
-    spec.write_bytes(msgspec.json.format(msgspec.json.encode(rollout_spec(POLICY.read_text("utf-8")))))
+    spec.write_bytes(msgspec.json.format(msgspec.json.encode(rollout_spec(plan.policy))))
     await made.command("rollout", "start", str(spec))
     if view.latest is None and not await view.more(READY_TIMEOUT_S):
         made.check()
@@ -170,15 +196,24 @@ async def publisher(made: Stage) -> AsyncIterator[Callable[[Served], None]]:
         raise StageError(f"the publisher dropped {dropped} of {stats.accepted} events: {dict(stats.dropped)}")
 
 
-async def _play(
-    plan: Plan, made: Stage, view: RouterView, publish: Callable[[Served], None], console: Console
-) -> Played:
+def _player(
+    plan: Plan, live: Engines | None, view: RouterView, publish: Callable[[Served], None]
+) -> Player | LivePlayer:
     def routing() -> Routing:
         line = view.latest
         return Routing(None, 0.0) if line is None else Routing(line.generation, line.canary_percent)
 
-    script = Script(plan.requests, plan.speed, plan.fault_from)
-    player = Player(script, plan.arrivals, Fleet(plan.recording, plan.seed), publish, routing)
+    traffic = plan.traffic
+    if traffic is not None:
+        script = Script(plan.requests, traffic.speed, plan.fault_from)
+        return Player(script, traffic.arrivals, Fleet(traffic.recording, plan.seed), publish, routing)
+    assert live is not None
+    return LivePlayer(Script(plan.requests, 1.0, plan.fault_from), live, plan.seed, publish, routing)
+
+
+async def _play(
+    plan: Plan, player: Player | LivePlayer, made: Stage, view: RouterView, console: Console
+) -> None:
     told = 0
     progress = Progress(
         TextColumn("requests"),
@@ -201,7 +236,6 @@ async def _play(
             told = len(view.lines)
 
         await player.run(show)
-    return player.played
 
 
 def _state(plan: Plan, view: RouterView, played: Played) -> str:

@@ -22,7 +22,6 @@ from pipeline.config import Config, load_config
 
 WORKERS: Final = ("measure", "pair", "gate", "archive")
 LATENESS_S: Final = 1
-JOIN_TIMEOUT_S: Final = 3
 COMMAND_TIMEOUT_S: Final = 90.0
 STOP_TIMEOUT_S: Final = 20.0
 KLAXON: Final = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
@@ -30,7 +29,7 @@ KLAXON: Final = (sys.executable, "-c", "from pipeline.cli.main import main; main
 
 CONFIGURATION: Final = """\
 # Written by `klaxon demo`. A drill has to end within minutes: lateness is {lateness_s} s (default 15), the
-# join timeout {join_timeout_s} s (default 60), and the policy's windows are 30 s (default 5 min).
+# join timeout {join_timeout_s} s (default 60), and the policy's windows are short too (default 5 min).
 # Not for a fleet.
 kafka:
   bootstrap: {bootstrap}
@@ -127,13 +126,13 @@ def environment() -> dict[str, str]:
 
 
 @asynccontextmanager
-async def stage(folder: Path, say: Callable[[str], None]) -> AsyncIterator[Stage]:
+async def stage(folder: Path, join_timeout_s: int, say: Callable[[str], None]) -> AsyncIterator[Stage]:
     """Everything up to and including the four workers; stopped in reverse order at the end.
 
     Raises StageError, EmbeddedBrokerError."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with broker_in(folder) as bootstrap:
-        made = _write_configuration(folder, bootstrap)
+        made = _write_configuration(folder, bootstrap, join_timeout_s)
         say(f"broker on {bootstrap} (Tansu, in memory: no transactions, promises 1 and 6 not claimed)")
         topics, tables = await asyncio.gather(made.command("topics", "create"), made.command("migrate"))
         say(f"{len(topics.splitlines())} topics; {tables.strip().splitlines()[-1]} (ClickHouse in process)")
@@ -152,7 +151,7 @@ def broker_in(folder: Path) -> Iterator[str]:
         yield bootstrap
 
 
-def _write_configuration(folder: Path, bootstrap: str) -> Stage:
+def _write_configuration(folder: Path, bootstrap: str, join_timeout_s: int) -> Stage:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         query_listen = f"127.0.0.1:{probe.getsockname()[1]}"
     prefix = "KLAXON_KAFKA_"
@@ -161,7 +160,7 @@ def _write_configuration(folder: Path, bootstrap: str) -> Stage:
         kafka="\n".join(f"  {k.removeprefix(prefix).lower()}: {v}" for k, v in KAFKA_SETTINGS.items()),
         folder=folder.resolve(),
         lateness_s=LATENESS_S,
-        join_timeout_s=JOIN_TIMEOUT_S,
+        join_timeout_s=join_timeout_s,
         query_listen=query_listen,
     )
     path = folder / "klaxon.yaml"
