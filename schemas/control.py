@@ -150,7 +150,9 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A decision, on `klaxon.decisions`: the directive it led to, its inputs, every rule's evaluation."""
 
     v: int = 1
-    kind: Literal["command", "refused", "trip", "step", "pause", "promote", "gap", "eject", "close"]
+    kind: Literal[
+        "command", "refused", "trip", "step", "pause", "promote", "gap", "eject", "hold", "close", "advise"
+    ]
     directive: Directive | None
     inputs: Inputs
     evaluations: tuple[Evaluation, ...] = ()

@@ -1,0 +1,1 @@
+"""The gate: windows over buckets, rules, and the machine that turns verdicts into directives. Pure."""

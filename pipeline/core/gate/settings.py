@@ -1,0 +1,67 @@
+"""What the gate is told from outside, and what it hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipeline.core.gate.policy import Policy
+from pipeline.core.gate.state import StateRecord
+from schemas.control import Decision, Directive, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class GateSettings:
+    """Leases and content settings.
+
+    `parse_policy` raises PipelineError with a message for the operator; it must be pure. `settings_hash` is
+    the one of the buckets' content settings: evidence made with others is unknown.
+    """
+
+    lease_us: int
+    renew_us: int
+    dead_man_us: int
+    blind_after_us: int
+    join_timeout_us: int
+    lateness_us: int
+    settings_hash: str
+    parse_policy: Callable[[str], Policy]
+    default_policy: str
+
+    @property
+    def join_timeout_s(self) -> int:
+        """Whole seconds, rounded up."""
+        return -(-self.join_timeout_us // 1_000_000)
+
+    @property
+    def lateness_s(self) -> int:
+        """Whole seconds, rounded up."""
+        return -(-self.lateness_us // 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One transaction: everything in it is written, or nothing. `name` is the roll-out, the records' key.
+
+    `directive` → control, `decision` → decisions, `rollout` → rollouts, all with key `name`; `states` →
+    state, each with its own `key`. All to the gating partition of the core that made it.
+    """
+
+    name: str
+    directive: Directive | None
+    decision: Decision | None
+    states: tuple[StateRecord, ...]
+    rollout: Rollout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFrom:
+    """Where to read from after a restore.
+
+    `finals_from_us`, `fresh_from_us`: record time from which finals and fresh cells are needed; None: from
+    the end, nothing was known before. `command_offset`: the next command to read; 0 where none was ever read.
+    """
+
+    finals_from_us: int | None
+    fresh_from_us: int | None
+    command_offset: int

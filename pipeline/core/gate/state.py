@@ -1,0 +1,106 @@
+"""The gate's memory as it is written to `klaxon.state`, and as the machine changes it.
+
+JSON, one record per roll-out and one per gating partition. Point rules remember nothing: what they say
+follows from the buckets, which are read again. A record is written with every decision and every few seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from schemas.control import Cause, RolloutState
+
+COMMAND_IDS_KEPT: Final = 256
+
+
+class RolloutMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="rollout"):
+    """Everything about a roll-out that does not follow from spec, policy and buckets. Seconds: event time."""
+
+    v: int = 1
+    rollout: str
+    rule: str = ""
+    """Empty: the roll-out itself. Rules with a memory of their own have records of their own."""
+    generation: int
+    epoch: int
+    decided_epoch: int
+    """Epoch of the last decision; greater epochs only renewed the lease."""
+    state: RolloutState
+    step: int
+    """Index into the spec's steps."""
+    step_start: int
+    """Second from which the weight step counts as lasting."""
+    step_pairs: int = 0
+    """Pairs scored in complete seconds since the step began."""
+    start_us: int
+    """When the generation began: events without one count for it from the next whole second."""
+    evidence_from: int
+    """First second whose buckets count; later ones were zeroed with a new generation or policy."""
+    folded: int
+    """Newest second folded; evidence_from − 1 if none."""
+    weights: dict[str, float]
+    last_promoted: dict[str, float]
+    level: Literal[0, 1, 2] = 0
+    streak: int = 0
+    """Consecutive generations of this canary version that tripped (R2)."""
+    cause: Cause | None = None
+    holding: bool = False
+    """Coverage is below its limit: no weight step until it recovers."""
+    advised: tuple[str, ...] = ()
+    """Rules that only observe or advise and have spoken in this generation."""
+    retired: bool = False
+
+    @property
+    def key(self) -> str:
+        """The record's key."""
+        return f"{self.rollout}/{self.rule}"
+
+    @property
+    def final(self) -> bool:
+        """Nothing but an operator's new generation moves it."""
+        return self.retired or self.state in ("tripped", "promoted")
+
+    @property
+    def start_second(self) -> int:
+        """First whole second of the generation."""
+        return -(-self.start_us // 1_000_000)
+
+
+class PartitionMemory(Struct, frozen=True, kw_only=True, tag="partition"):
+    """How far a gating partition's commands were obeyed."""
+
+    v: int = 1
+    partition: int
+    command_offset: int
+    """Offset of the last command read; −1 if none."""
+    command_ids: tuple[str, ...] = ()
+    """The last ids obeyed or refused, oldest first: a command sent twice is obeyed once."""
+
+    @property
+    def key(self) -> str:
+        """The record's key; no roll-out's, because a name is never empty."""
+        return "/"
+
+
+StateRecord: TypeAlias = RolloutMemory | PartitionMemory
+
+_DECODER: Final = msgspec.json.Decoder(StateRecord)
+
+
+class StateError(Exception):
+    """A record of `klaxon.state` that this version cannot read."""
+
+
+def encode_state(record: StateRecord) -> bytes:
+    """The record's value."""
+    return msgspec.json.encode(record)
+
+
+def decode_state(value: bytes) -> StateRecord:
+    """Read a value. Raises StateError."""
+    try:
+        return _DECODER.decode(value)
+    except msgspec.MsgspecError as error:
+        raise StateError(f"klaxon.state holds a record this version cannot read: {error}") from None

@@ -1,0 +1,89 @@
+"""Sliding windows of one rule over one-second vectors, per scope.
+
+Folded seconds are complete and come in order, each once: the newest is added, the oldest taken away. Over
+them lies what is known of the seconds that are still open; it only ever serves fresh evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from pipeline.core.gate.metrics import Vec, add_into
+
+Scope: TypeAlias = tuple[str, str]
+"""(dimension, value) of a cell."""
+
+
+@dataclass(slots=True)
+class Window:
+    """The last `length_s` seconds up to `end`, the newest folded second."""
+
+    length_s: int
+    end: int | None = None
+    totals: dict[Scope, Vec] = field(default_factory=dict)
+    seconds: dict[int, dict[Scope, Vec]] = field(default_factory=dict)
+    """Folded seconds inside the window that hold anything, oldest first."""
+    open: dict[int, dict[Scope, Vec]] = field(default_factory=dict)
+    """Seconds after `end`, as far as they are known."""
+
+    def fold(self, second: int, content: Mapping[Scope, Vec]) -> None:
+        """Add the next complete second; it must be later than every one before."""
+        assert self.end is None or second > self.end
+        self.end = second
+        while self.seconds and (oldest := next(iter(self.seconds))) <= second - self.length_s:
+            self._take_out(oldest)
+        for at in [at for at in self.open if at <= second]:
+            del self.open[at]
+        if content:
+            self.seconds[second] = dict(content)
+            for scope, vec in content.items():
+                add_into(self.totals.setdefault(scope, {}), vec)
+
+    def patch(self, second: int, scope: Scope, vec: Mapping[int, int], sign: int) -> None:
+        """Add to, or take out of, an open second."""
+        if self.end is not None and second <= self.end:
+            return
+        scopes = self.open.setdefault(second, {})
+        total = scopes.setdefault(scope, {})
+        add_into(total, vec, sign)
+        if not total:
+            del scopes[scope]
+            if not scopes:
+                del self.open[second]
+
+    def total(self, scope: Scope) -> Vec:
+        """The window that ends at the newest folded second. Read only."""
+        return self.totals.get(scope, {})
+
+    def ahead(self, scope: Scope, end: int) -> Vec:
+        """The window that would end at `end` ≥ the newest folded second, with what is open. A new vector."""
+        total = dict(self.totals.get(scope, {}))
+        for second, scopes in self.seconds.items():
+            if second > end - self.length_s:
+                break
+            if scope in scopes:
+                add_into(total, scopes[scope], -1)
+        for second, scopes in self.open.items():
+            if end - self.length_s < second <= end and scope in scopes:
+                add_into(total, scopes[scope])
+        return total
+
+    def scopes(self) -> Iterable[Scope]:
+        """Scopes with evidence in the folded window, in order."""
+        return sorted(self.totals)
+
+    def open_scopes(self) -> list[Scope]:
+        """Scopes with evidence in folded or open seconds, in order."""
+        known = set(self.totals)
+        for scopes in self.open.values():
+            known.update(scopes)
+        return sorted(known)
+
+    def _take_out(self, second: int) -> None:
+        for scope, vec in self.seconds.pop(second).items():
+            total = self.totals[scope]
+            add_into(total, vec, -1)
+            if not total:
+                del self.totals[scope]
