@@ -43,7 +43,11 @@ async def test_answers_are_published_when_complete_and_arrivals_are_compressed(t
             assert served.logit.input_tokens > 2048
             assert order.index(served.request.pair_id or "") >= 20
     assert played.affected == sum(served.affected for _, served in published) > 0
-    assert set(played.canary) == {s.logit.pair_id for _, s in published if s.logit.arm == "canary"}
+    assert played.controls == sum(served.logit.arm == "control" for _, served in published) > 0
+    for pair_id, sent in played.sent.items():
+        halves = [s for _, s in published if s.logit.pair_id == pair_id and s.logit.arm != "control"]
+        assert sent.later_half == halves[-1].logit.arm
+        assert sent.node == next(s.logit.node for s in halves if s.logit.arm == "canary")
 
 
 async def test_without_a_fault_nothing_is_affected(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""`klaxon demo`: wrong usage ends at once with exit code 2 and says what to do; the real thing runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pipeline.cli.demo.command import demo
+from pipeline.cli.exits import CommandError, Exit
+
+KLAXON = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
+
+
+def usage_error(*arguments: str) -> str:
+    """What a wrong command line says; it must end with exit code 2 before anything is started."""
+    done = CliRunner().invoke(demo, arguments)
+    if isinstance(done.exception, CommandError):
+        assert done.exception.exit_code is Exit.USAGE
+        return str(done.exception)
+    assert done.exit_code == 2, done
+    return done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--fault", "kernel"], "'kernel' is not one of 'long_context', 'none'"),
+        (["--requests", "0"], "--requests"),
+        (["--speed", "0"], "--speed"),
+        (["--engines", "vllm"], "llama.cpp"),
+        (["--trace", "nowhere.csv"], "nowhere.csv: cannot be read"),
+        (["--recording", "nowhere.gz"], "nowhere.gz: cannot be read"),
+        (["--engines", "llama.cpp", "--speed", "2"], "--engines takes no"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], message: str) -> None:
+    assert message in usage_error(*arguments)
+
+
+def test_a_folder_in_use_is_not_mixed_with(tmp_path: Path) -> None:
+    (tmp_path / "old").touch()
+    assert "not empty" in usage_error("--keep", str(tmp_path))
+
+
+def run_demo(*arguments: str) -> tuple[int, dict[str, object], str]:
+    done = subprocess.run(
+        [*KLAXON, "demo", "--json", *arguments], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.stdout.count("\n") == 1, (done.stdout, done.stderr)
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.slow
+def test_the_fault_is_found_and_the_canary_taken_out() -> None:
+    code, result, said = run_demo("--requests", "6000", "--speed", "14")
+    assert result["problems"] == [], said
+    assert code == 0
+    assert result["outcome"] == result["expected"] == "tripped"
+    located = result["located"]
+    assert isinstance(located, dict)
+    assert (located["dimension"], located["value"]) == ("node_context", "canary-3|>2048")
+    affected = result["affected_pairs"]
+    assert isinstance(affected, int)
+    assert affected > 100
+    assert result["router"]["weight_percent"] == 0  # type: ignore[index]
+    assert isinstance(result["decision_latency_us"], int)
+    assert 0 < result["decision_latency_us"]
+
+
+@pytest.mark.slow
+def test_without_a_fault_the_canary_climbs() -> None:
+    code, result, said = run_demo("--fault", "none", "--requests", "5500", "--speed", "12")
+    assert result["problems"] == [], said
+    assert code == 0
+    assert result["outcome"] == result["expected"] == "no_trip"
+    steps = result["router"]["steps"]  # type: ignore[index]
+    assert max(steps) > steps[0]
