@@ -11,7 +11,7 @@ from typing import Final
 
 from pipeline.core.cells import ALL, worst_of
 from pipeline.core.gate.location import locate, proofs
-from pipeline.core.gate.metrics import EXCESS, Vec, add_into
+from pipeline.core.gate.metrics import COUNT, EXCESS, Vec, add_into
 from pipeline.core.gate.policy import Family, Policy, Rule
 from pipeline.core.gate.rules import (
     LOCATING,
@@ -96,6 +96,9 @@ class RolloutEvidence:
                     for cell in population_cells.cells:
                         if cell.dimension in judged.wanted:
                             judged.take(content, cell, second)
+            if family == "pairs" and population.arm == "baseline":
+                # Halves of the baseline that a producer dropped: pairs that never came to be.
+                add_into(covered, _drops(population_cells))
             if family == "pairs" and population.arm == "canary":
                 for cell in population_cells.cells:
                     if cell.dimension == ALL:
@@ -227,6 +230,11 @@ def _is_of(rule: Rule, family: Family, population: Population) -> bool:
 def _whole_count(population_cells: PopulationCells, family: Family) -> int:
     name = "pairs" if family == "pairs" else "requests"
     return sum(cell.counters.get(name, 0) for cell in population_cells.cells if cell.dimension == ALL)
+
+
+def _drops(population_cells: PopulationCells) -> Vec:
+    dropped = sum(cell.counters.get("dropped", 0) for cell in population_cells.cells if cell.dimension == ALL)
+    return {COUNT: dropped} if dropped else {}
 
 
 def _collect(worst: Worst, cell: Cell) -> None:

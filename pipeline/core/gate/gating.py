@@ -87,7 +87,7 @@ class GateCore:
 
     def read_from(self) -> ReadFrom:
         """Where the caller reads on after `restore`."""
-        command_offset = self._commands.command_offset + 1
+        command_offset = max(self._commands.command_offset, 0)
         live = [run for run in self._runs.values() if not run.memory.final]
         if not live:
             return ReadFrom(None, None, command_offset)
@@ -144,9 +144,12 @@ class GateCore:
     # --- decisions out ---------------------------------------------------------------------------------
 
     def on_command(self, command: Command, offset: int, now_us: int) -> list[Effect]:
-        """Obey or refuse; one effect, which answers with the command's id. [] if it was read before."""
+        """Obey or refuse; one effect, which answers with the command's id. [] if it was read before.
+
+        A record may hold several commands: they come with the same offset.
+        """
         before = self._commands
-        if offset <= before.command_offset:
+        if offset < before.command_offset:
             return []
         if command.command_id in before.command_ids:
             self._commands = replace(before, command_offset=offset)

@@ -75,10 +75,11 @@ def judge(
             return Outcome(_paused(memory), "pause", f"over the limit: {names}", tripping)
         if coverage.low and policy.coverage.action == "pause":
             return Outcome(_paused(memory), "pause", coverage.reason)
-    if coverage.low != memory.holding and (coverage.low or coverage.verdict == "pass"):
-        kind: Kind = "hold" if coverage.low else "close"
-        reason = coverage.reason if coverage.low else "coverage is back"
-        return Outcome(replace(memory, holding=coverage.low), kind, reason)
+    holds = coverage.low and policy.coverage.action == "hold"
+    if holds != memory.holding and (holds or coverage.verdict == "pass"):
+        kind: Kind = "hold" if holds else "close"
+        reason = coverage.reason if holds else "coverage is back"
+        return Outcome(replace(memory, holding=holds), kind, reason)
     advising = _advising(memory, evidence.verdicts)
     if advising:
         told = tuple(verdict.rule.id for verdict in advising)

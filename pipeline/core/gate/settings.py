@@ -59,7 +59,8 @@ class ReadFrom:
     """Where to read from after a restore.
 
     `finals_from_us`, `fresh_from_us`: record time from which finals and fresh cells are needed; None: from
-    the end, nothing was known before. `command_offset`: the next command to read; 0 where none was ever read.
+    the end, nothing was known before. `command_offset`: the record of commands to read first. It is the last
+    one read, because a record may hold several; those obeyed are known by their ids.
     """
 
     finals_from_us: int | None
