@@ -22,9 +22,9 @@ Outcome: TypeAlias = Literal["scored", "definition_mismatch", "no_position"]
 
 _FORCED: Final = SOURCES.index("forced")
 _LOGITS: Final = KINDS.index("logits")
-_BLOCK_ENTRIES: Final = 15_000
+_BLOCK_ENTRIES: Final = 12_000
 """Pairs are scored in blocks of about so many list entries a side: a matrix of a block then stays below the
-128 KiB from which allocators hand memory back to the system, which costs more than the arithmetic."""
+128 KiB above which allocators hand memory back to the system, which costs more than the arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,14 @@ def test_prompt_logprobs_are_scored_positions(shared_dir: Path) -> None:
         assert others == sorted(others, reverse=True)
 
 
+def test_a_scored_token_out_of_rank_without_company_cannot_be_compared() -> None:
+    """Nothing says what the tokens left out may hold at most."""
+    place = {"7": {"logprob": -9.5, "rank": 3000}}
+    company = {"7": {"logprob": -9.5, "rank": 3000}, "8": {"logprob": -0.5, "rank": 1}}
+    answer = answer_of(read_response({"choices": [{"prompt_logprobs": [None, place, company]}]}))
+    assert [len(position.entries) for position in answer.scored] == [0, 2]
+
+
 def chat_item(token: str, logprob: float, top: list[tuple[str, float]], **extra: Any) -> dict[str, Any]:
     def entry(text: str, value: float) -> dict[str, Any]:
         return {"token": text, "logprob": value, "bytes": list(text.encode())}
