@@ -27,7 +27,7 @@ _PERMANENT: Final = (
 class KafkaRecordProducer:
     """RecordProducer on aiokafka. `idempotent`: off for brokers that refuse producer ids (the embedded one).
 
-    `security` is handed to aiokafka as it is (`security_protocol`, `ssl_context`, `sasl_*`).
+    `options` are handed to aiokafka as they are (`security_protocol`, `ssl_context`, `sasl_*`, …).
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class KafkaRecordProducer:
         idempotent: bool = True,
         compression: str | None = "lz4",
         request_timeout_ms: int = 10_000,
-        security: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self._options: dict[str, Any] = {
             "bootstrap_servers": bootstrap,
@@ -48,7 +48,7 @@ class KafkaRecordProducer:
             "compression_type": compression,
             "request_timeout_ms": request_timeout_ms,
             "max_request_size": 1_000_000,
-            **(security or {}),
+            **(options or {}),
         }
         self._bootstrap = bootstrap
         self._producer: Any = None

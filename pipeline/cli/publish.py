@@ -1,0 +1,249 @@
+"""`klaxon publish TOPIC [FILE]`: JSON events, one a line, into a topic."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from io import BufferedIOBase
+from typing import Final
+
+import click
+
+from agents.publish import DeliveryError, KafkaRecordProducer
+from pipeline.cli.exits import CommandError, Exit
+from pipeline.cli.options import config_option, json_option
+from pipeline.cli.playback import Due, Recorded, late, moved, records, schedule, value_of
+from pipeline.config import Config
+from pipeline.workers.broker import BrokerAwayError, client_options, partition_counts, until_reached
+from schemas.columns import Rejected
+from schemas.errors import UnknownTopicError
+from schemas.lines import READERS, event_time_us, key_of, read_line
+from schemas.topics import CONTENT_TYPE, JSON, SOURCES, Topic, partition_of
+
+SHOWN: Final = 20
+"""Rejected lines that are shown one by one; all are counted."""
+REASONS: Final = 100
+"""Distinct reasons that are counted apart."""
+CHUNK_BYTES: Final = 1 << 20
+"""What is read of a stream at most before what was read is sent."""
+TURN_US: Final = 20_000
+"""Paced events due within one such turn are sent together."""
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the lines."""
+
+    name: str
+    """The input, as errors name it."""
+    lines: int = 0
+    accepted: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    shown: list[dict[str, object]] = field(default_factory=list)
+    late: int = 0
+
+    def reject(self, number: int, fault: Rejected) -> None:
+        """Count a line that is no event, and show the first few."""
+        reason = f"{fault.field}: {fault.reason}"
+        if reason not in self.rejected and len(self.rejected) >= REASONS:
+            reason = "other"
+        self.rejected[reason] += 1
+        if len(self.shown) < SHOWN:
+            self.shown.append({"line": number, "field": fault.field, "reason": fault.reason})
+            click.echo(f"{self.name}:{number}: {fault.field}: {fault.reason}", err=True)
+
+
+def _topic(_: click.Context, __: click.Parameter, value: str) -> Topic:
+    writable = ", ".join(topic.value for topic in READERS)
+    name = value if value.startswith("klaxon.") else f"klaxon.{value}"
+    try:
+        topic = Topic.named(name)
+    except UnknownTopicError:
+        raise click.BadParameter(f"unknown topic {value!r}; events go to {writable}") from None
+    if topic not in READERS:
+        raise click.BadParameter(f"{topic.value} is written by Klaxon itself; events go to {writable}")
+    return topic
+
+
+def _speed(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not 0 < value < float("inf"):
+        raise click.BadParameter("a speed is a number greater than 0")
+    return value
+
+
+@click.command()
+@click.argument("topic", callback=_topic)
+@click.argument("file", type=click.File("rb"), default="-")
+@click.option("--shift-to-now", "shift", is_flag=True, help="Move recorded times so that events are judged.")
+@click.option(
+    "--speed",
+    type=float,
+    callback=_speed,
+    help="Send at the recorded pace, so many times faster; without it, all at once.",
+)
+@config_option
+@json_option
+def publish(
+    config: Config, topic: Topic, file: BufferedIOBase, shift: bool, speed: float | None, as_json: bool
+) -> int:
+    """Send JSON events, one a line, keyed and partitioned as Klaxon needs.
+
+    TOPIC: requests, logits, telemetry, feedback or commands (with or without "klaxon."). FILE: default is
+    standard input. Lines that are no such event are named and left out; the exit code is then 2.
+
+    With --shift-to-now alone, one constant is added so that the last event happens now. With --speed, every
+    event happens when it is sent. Both read the whole input first.
+
+    \b
+    Example: klaxon publish requests day.jsonl --shift-to-now --speed 10
+    """
+    tally = Tally(getattr(file, "name", "<stdin>"))
+    try:
+        asyncio.run(_run(config, topic, file, tally, shift, speed))
+    except (BrokerAwayError, DeliveryError) as error:
+        sent = f"; {tally.accepted} events were acknowledged before" if tally.accepted else ""
+        raise CommandError(f"{error}{sent}", Exit.UNREACHABLE) from None
+    _report(topic, tally, config, as_json)
+    return Exit.USAGE if tally.rejected else Exit.OK
+
+
+def _report(topic: Topic, tally: Tally, config: Config, as_json: bool) -> None:
+    rejected = tally.rejected.total()
+    if tally.late:
+        click.echo(
+            f"{tally.late} events are older than the lateness of {config.content.lateness_s} s: they are "
+            "archived, not judged; --shift-to-now (with --speed for a long recording) moves their times",
+            err=True,
+        )
+    if as_json:
+        result = {
+            "topic": topic.value,
+            "accepted": tally.accepted,
+            "rejected": rejected,
+            "rejected_by_reason": dict(tally.rejected),
+            "late": tally.late,
+            "errors": tally.shown,
+        }
+        click.echo(json.dumps(result))
+        return
+    click.echo(f"accepted {tally.accepted}  rejected {rejected}")
+    for reason, count in tally.rejected.most_common():
+        click.echo(f"  {count:>6}  {reason}")
+
+
+def _read(topic: Topic, lines: Iterable[bytes], tally: Tally) -> Iterator[Recorded]:
+    """Accepted lines; the others are counted. Blank lines are nothing."""
+    for raw in lines:
+        tally.lines += 1
+        text = (raw.removeprefix(_BOM) if tally.lines == 1 else raw).strip()
+        if not text:
+            continue
+        event = read_line(topic, text)
+        if isinstance(event, Rejected):
+            tally.reject(tally.lines, event)
+        else:
+            yield Recorded(key_of(event), event_time_us(event), text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    """Sends events of one topic and waits for the acknowledgements."""
+
+    producer: KafkaRecordProducer
+    topic: Topic
+    partitions: int
+    lateness_us: int
+    tally: Tally
+
+    async def send(self, due: Sequence[Due], start_us: int) -> None:
+        """Send these now, in order within every partition."""
+        lines: dict[int, list[Due]] = {}
+        for one in due:
+            lines.setdefault(partition_of(one.line.key.encode(), self.partitions), []).append(one)
+        await asyncio.gather(*(self._send(partition, part) for partition, part in lines.items()))
+        if self.topic in SOURCES:
+            self.tally.late += late(due, start_us, self.lateness_us)
+
+    async def _send(self, partition: int, due: Sequence[Due]) -> None:
+        at = 0
+        for events in records(self.topic, [moved(one) for one in due]):
+            # A record of one event carries its key, exactly as a keyed record of any other producer.
+            key = due[at].line.key.encode() if len(events) == 1 else None
+            headers = ((CONTENT_TYPE, JSON.encode()),)
+            await self.producer.send(self.topic.value, partition, key, value_of(events), headers)
+            self.tally.accepted += len(events)
+            at += len(events)
+
+
+async def _run(
+    config: Config, topic: Topic, file: BufferedIOBase, tally: Tally, shift: bool, speed: float | None
+) -> None:
+    counts = await until_reached(config.kafka, lambda kafka: partition_counts(kafka, [topic]))
+    if topic not in counts:
+        raise CommandError(
+            f"no topic {topic.value} at {config.kafka.bootstrap}: run `klaxon topics create`", Exit.USAGE
+        )
+    options = client_options(config.kafka)
+    producer = KafkaRecordProducer(
+        config.kafka.bootstrap,
+        client_id="klaxon-publish",
+        idempotent=config.kafka.transactions,
+        options={name: value for name, value in options.items() if name != "bootstrap_servers"},
+    )
+    await producer.start()
+    try:
+        sender = _Sender(producer, topic, counts[topic], config.content.lateness_s * 1_000_000, tally)
+        if shift or speed is not None:
+            await _play(sender, list(_read(topic, file, tally)), shift, speed)
+        else:
+            await _stream(sender, file)
+    finally:
+        await producer.stop()
+
+
+async def _stream(sender: _Sender, file: BufferedIOBase) -> None:
+    """Send lines as they come, unmoved: of a live pipe, whatever there is."""
+    rest = b""
+    while True:
+        data = await asyncio.to_thread(file.read1, CHUNK_BYTES)
+        *lines, rest = (rest + data).split(b"\n")
+        if not data and rest:
+            lines, rest = [rest], b""
+        accepted = [Due(0, 0, line) for line in _read(sender.topic, lines, sender.tally)]
+        if accepted:
+            await sender.send(accepted, _now_us())
+        if not data:
+            return
+
+
+async def _play(sender: _Sender, lines: list[Recorded], shift: bool, speed: float | None) -> None:
+    """Send lines when they are due."""
+    start_us = _now_us()
+    due = schedule(lines, start_us, shift=shift, speed=speed)
+    if due and speed is not None:
+        click.echo(f"playing {len(due)} events over {due[-1].after_us / 1e6:.1f} s", err=True)
+    if due and min(d.line.time_us + d.shift_us for d in due) < 0:
+        raise CommandError(f"{sender.tally.name}: ts_us spans more than 56 years", Exit.USAGE)
+    loop = asyncio.get_running_loop()
+    start_s = loop.time()
+    at = 0
+    while at < len(due):
+        elapsed_us = (loop.time() - start_s) * 1e6
+        wait_us = due[at].after_us - elapsed_us
+        if wait_us > 0:
+            await asyncio.sleep(max(wait_us, TURN_US) / 1e6)
+            continue
+        end = at
+        while end < len(due) and due[end].after_us <= elapsed_us:
+            end += 1
+        await sender.send(due[at:end], start_us)
+        at = end
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1_000
