@@ -11,19 +11,23 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from agents.router.core import Effective, Outcome, RouterState
-from schemas.control import Applied, Directive
+from schemas.control import Applied, Directive, RolloutState
 from schemas.topics import Topic
 
 log = logging.getLogger(__name__)
 
-MAX_ROLLOUTS = 1024
+_Told: TypeAlias = tuple[int, RolloutState, Effective]
+"""Generation, state and behaviour, as last reported."""
+
+MAX_ROLLOUTS: Final = 1024
 """Roll-outs one router holds; further ones are refused, loudly."""
 
 
@@ -58,7 +62,8 @@ class Router:
         self._settings = settings
         self._on_change = on_change
         self._states: dict[str, RouterState] = {}
-        self._told: dict[str, tuple[int, int, Effective]] = {}
+        self._told: dict[str, _Told] = {}
+        self._published: dict[str, tuple[int, int]] = {}
         self.malformed = 0
         """Records of the control topic that are no directive."""
 
@@ -124,13 +129,14 @@ class Router:
             if caught_up:
                 for change in self._changes(now_us):
                     self._on_change(change)
-                    await self._publish(producer, change)
+                await self._publish(producer, now_us)
 
     def _take(self, key: bytes | None, value: bytes | None, now_us: int) -> None:
         if value is None:
             rollout = (key or b"").decode("utf-8", "replace")
             self._states.pop(rollout, None)
             self._told.pop(rollout, None)
+            self._published.pop(rollout, None)
             return
         try:
             directive = msgspec.json.decode(value, type=Directive)
@@ -153,42 +159,48 @@ class Router:
             )
 
     def _changes(self, now_us: int) -> list[Change]:
+        """What this router does differently since it was last told; a renewed lease alone is no change."""
         changes = []
         for rollout, state in self._states.items():
             directive, effective = state.directive, state.effective(now_us)
             if directive is None or effective is None:
                 continue
-            now = (directive.generation, directive.epoch, effective)
+            now = (directive.generation, directive.state, effective)
             before = self._told.get(rollout)
             if before == now:
                 continue
             self._told[rollout] = now
-            reason = "applied"
-            if before is not None and before[:2] == now[:2]:
-                reason = _lease_reason(before[2], effective)
-            changes.append(Change(rollout, *now[:2], reason, effective, directive, now_us))
+            reason = "applied" if before is None else _reason(before, now)
+            generation, epoch = directive.generation, directive.epoch
+            changes.append(Change(rollout, generation, epoch, reason, effective, directive, now_us))
         return changes
 
-    async def _publish(self, producer: AIOKafkaProducer, change: Change) -> None:
-        if change.reason != "applied":
-            return
-        applied = Applied(
-            rollout=change.rollout,
-            router=self._settings.name,
-            generation=change.generation,
-            epoch=change.epoch,
-            applied_us=change.changed_us,
-        )
-        await producer.send(Topic.APPLIED, msgspec.json.encode(applied), key=change.rollout.encode())
+    async def _publish(self, producer: AIOKafkaProducer, now_us: int) -> None:
+        """One record per directive obeyed, renewals too: whoever reads them sees which routers keep up."""
+        for rollout, state in self._states.items():
+            directive = state.directive
+            if directive is None:
+                continue
+            key = (directive.generation, directive.epoch)
+            if self._published.get(rollout) == key:
+                continue
+            self._published[rollout] = key
+            applied = Applied(
+                rollout=rollout,
+                router=self._settings.name,
+                generation=directive.generation,
+                epoch=directive.epoch,
+                applied_us=now_us,
+            )
+            await producer.send(Topic.APPLIED, msgspec.json.encode(applied), key=rollout.encode())
 
 
-def _lease_reason(before: Effective, now: Effective) -> str:
-    if now.dead_man and not before.dead_man:
+def _reason(before: _Told, now: _Told) -> str:
+    (generation, state, was), (generation_now, state_now, is_now) = before, now
+    if now == (generation, state, replace(was, lease_valid=is_now.lease_valid, dead_man=is_now.dead_man)):
+        return "lease_renewed" if is_now.lease_valid else "lease_expired"
+    if is_now.dead_man and (generation, state) == (generation_now, state_now):
         return "dead_man"
-    if before.lease_valid and not now.lease_valid:
-        return "lease_expired"
-    if now.lease_valid and not before.lease_valid:
-        return "lease_renewed"
     return "applied"
 
 

@@ -79,24 +79,36 @@ async def test_a_router_catches_up_follows_and_says_what_it_applied(bootstrap: s
         change = await asyncio.wait_for(changes.get(), 20)
         assert (change.epoch, change.effective.weights["v2"]) == (2, 0.0)
         assert "because of mean-kl" in human_line(change)
+        assert change.reason == "applied"
         assert msgspec.json.decode(json_line(change))["effective"]["weights"] == {"v1": 100.0, "v2": 0.0}
+        # A renewed lease is published as applied, and is no change.
+        await write(msgspec.json.encode(directive("chat", 3, 0.0, state="tripped", cause=cause)))
+        await applied_through(bootstrap, 3)
+        assert changes.empty()
         await producer.stop()
 
     # A router that starts later reads one record and is right; the older ones are no news.
     async with running(bootstrap) as changes:
         change = await asyncio.wait_for(changes.get(), 20)
-        assert (change.epoch, change.effective.weights["v2"]) == (2, 0.0)
+        assert (change.epoch, change.effective.weights["v2"]) == (3, 0.0)
         assert changes.empty()
 
+    applied = await applied_through(bootstrap, 3, times=2)
+    assert {one.router for one in applied} == {"r1"}
+    assert [one.epoch for one in applied if one.epoch in (1, 3)] == [1, 3, 3]
+
+
+async def applied_through(bootstrap: str, epoch: int, times: int = 1) -> list[Applied]:
+    """What `klaxon.applied` holds, once it has this epoch so many times."""
     consumer = AIOKafkaConsumer(
         Topic.APPLIED, bootstrap_servers=bootstrap, auto_offset_reset="earliest", group_id=None
     )
     await consumer.start()
     try:
-        applied = [
-            msgspec.json.decode((await asyncio.wait_for(consumer.getone(), 20)).value, type=Applied)
-            for _ in range(3)
-        ]
+        applied: list[Applied] = []
+        async with asyncio.timeout(20):
+            while sum(one.epoch == epoch for one in applied) < times:
+                applied.append(msgspec.json.decode((await consumer.getone()).value, type=Applied))
+        return applied
     finally:
         await consumer.stop()
-    assert [(a.router, a.epoch) for a in applied] == [("r1", 1), ("r1", 2), ("r1", 2)]

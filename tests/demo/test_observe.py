@@ -92,7 +92,8 @@ async def test_the_newest_pair_of_the_cell_that_was_read_decides(bootstrap: str)
     finally:
         await producer.stop()
 
-    found = await find_decision(bootstrap, directive(0.0, "tripped", place))
+    renewed = msgspec.structs.replace(directive(0.0, "tripped", place), epoch=9)
+    found = await find_decision(bootstrap, renewed)
     assert found == decision
     assert await deciding_publish_us(bootstrap, found, sent, place) == 100
     further = msgspec.structs.replace(

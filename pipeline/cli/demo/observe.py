@@ -110,28 +110,32 @@ def in_cell(sent: Sent, located: Located | None) -> bool:
     return node in ("", sent.node) and sent.input_tokens > over
 
 
-async def find_decision(bootstrap: str, directive: Directive) -> Decision | None:
-    """The decision on `klaxon.decisions` that led to this directive; None when it cannot be found."""
+async def find_decision(bootstrap: str, tripped: Directive) -> Decision | None:
+    """The decision on `klaxon.decisions` that took this generation out; None when it cannot be found.
+
+    The router may have met the trip by a renewal, which has a greater epoch and no decision of its own."""
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed")
     await consumer.start()
     try:
         await consumer.topics()
-        places = [
-            TopicPartition(Topic.DECISIONS, p) for p in consumer.partitions_for_topic(Topic.DECISIONS) or ()
-        ]
-        for place in places:
+        numbers = consumer.partitions_for_topic(Topic.DECISIONS) or ()
+        for place in (TopicPartition(Topic.DECISIONS, number) for number in numbers):
             for record in await _range(consumer, place, 0, (await consumer.end_offsets([place]))[place]):
                 decision = msgspec.json.decode(record.value, type=Decision)
                 held = decision.directive
-                if held is not None and (held.rollout, held.generation, held.epoch) == (
-                    directive.rollout,
-                    directive.generation,
-                    directive.epoch,
-                ):
+                if decision.kind == "trip" and held is not None and _same_trip(held, tripped):
                     return decision
         return None
     finally:
         await consumer.stop()
+
+
+def _same_trip(decided: Directive, tripped: Directive) -> bool:
+    return (decided.rollout, decided.generation, decided.cause) == (
+        tripped.rollout,
+        tripped.generation,
+        tripped.cause,
+    )
 
 
 async def deciding_publish_us(
