@@ -73,9 +73,9 @@ class MeasureSource:
         self._close(before)
         if decoded is None:
             return
-        if decoded.header is not None:
-            self._buckets.add(reported_drops(decoded.header, self._reports, self._log))
         if isinstance(decoded.columns, RequestColumns):
+            if decoded.header is not None:
+                self._buckets.add(reported_drops(decoded.header, self._reports, self._log))
             self._add_requests(decoded.columns, meta.append_us)
         else:
             self._add_telemetry(decoded.columns, meta.append_us)

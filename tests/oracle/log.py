@@ -62,6 +62,12 @@ def closed_through(records: Sequence[Record], settings: Settings) -> int:
     return second
 
 
+def closed_only(contents: Any, records: Sequence[Record], settings: Settings) -> Any:
+    """Of these seconds, those that are closed at the end of the log."""
+    last = closed_through(records, settings)
+    return {second: held for second, held in contents.items() if second <= last}
+
+
 def whole_from(first: Record, memory_us: int) -> int:
     """First second that a reader who begins at this record may publish."""
     if first["offset"] == 0:

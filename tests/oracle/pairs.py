@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.oracle.cells import Contents, Population, Seconds, marginals, node_contexts
 from tests.oracle.divergence import score
-from tests.oracle.log import AHEAD_US, Record, Settings, closed_through, drops, is_open, with_log_time
+from tests.oracle.log import AHEAD_US, Record, Settings, closed_only, drops, is_open, with_log_time
 
 ARMS = ("baseline", "canary", "control")
 VERSIONS = ("model_version", "prompt_version", "data_version", "system_version")
@@ -22,19 +22,21 @@ SHIFT = round(0.1 * 2**30)
 Half = dict[str, Any]
 
 
-def logit_seconds(records: Sequence[Record], settings: Settings) -> Contents:
+def logit_seconds(records: Sequence[Record], settings: Settings, closed: bool = True) -> Contents:
     """Closed seconds → population → cell, of one partition of the logits."""
-    return logit_content(records, settings)[0]
+    return logit_content(records, settings, closed)[0]
 
 
-def logit_content(records: Sequence[Record], settings: Settings) -> tuple[Contents, list[Half]]:
+def logit_content(
+    records: Sequence[Record], settings: Settings, closed: bool = True
+) -> tuple[Contents, list[Half]]:
     """Closed seconds, and every scored pair in the order in which they were formed."""
     happenings, pairs = _happenings(records, settings)
     seconds = Seconds(settings.cells_per_bucket)
     for _, row in sorted(happenings, key=lambda h: h[0]):
         seconds.row(**row)
-    last = closed_through(records, settings)
-    return {second: held for second, held in seconds.contents.items() if second <= last}, pairs
+    contents = seconds.contents
+    return (closed_only(contents, records, settings) if closed else contents), pairs
 
 
 def _halves(records: Sequence[Record]) -> tuple[list[Half], list[tuple[int, int]]]:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.oracle.cells import Contents, Population, Seconds, marginals, node_contexts, sampling_class
-from tests.oracle.log import AHEAD_US, Record, Settings, closed_through, drops, is_open, with_log_time
+from tests.oracle.log import AHEAD_US, Record, Settings, closed_only, drops, is_open, with_log_time
 
 SHARES = ("kv_usage", "internal", "external")
 
 
-def request_seconds(records: Sequence[Record], settings: Settings) -> Contents:
+def request_seconds(records: Sequence[Record], settings: Settings, closed: bool = True) -> Contents:
     """Closed seconds → population → cell, of one partition of the requests."""
     seconds = Seconds(settings.cells_per_bucket)
     seen: set[Any] = set()
@@ -38,8 +38,7 @@ def request_seconds(records: Sequence[Record], settings: Settings) -> Contents:
                 continue
             seen.add(key)
             _count(seconds, second, population, event, cut=event_us > limit_us)
-    last = closed_through(records, settings)
-    return {second: held for second, held in seconds.contents.items() if second <= last}
+    return closed_only(seconds.contents, records, settings) if closed else seconds.contents
 
 
 def _population(event: dict[str, Any]) -> Population:
@@ -97,7 +96,7 @@ def _stratum(event: dict[str, Any]) -> str:
     )
 
 
-def telemetry_seconds(records: Sequence[Record], settings: Settings) -> Contents:
+def telemetry_seconds(records: Sequence[Record], settings: Settings, closed: bool = True) -> Contents:
     """Closed seconds → None → node, of one partition of the telemetry."""
     seconds = Seconds(settings.cells_per_bucket)
     seen: set[Any] = set()
@@ -120,8 +119,7 @@ def telemetry_seconds(records: Sequence[Record], settings: Settings) -> Contents
                 counters={"events": 1, "cut": int(event["ts_us"] > limit_us)},
                 measures={name: _scaled(name, value) for name, value in _gauges(event).items()},
             )
-    last = closed_through(records, settings)
-    return {second: held for second, held in seconds.contents.items() if second <= last}
+    return closed_only(seconds.contents, records, settings) if closed else seconds.contents
 
 
 def _gauges(event: dict[str, Any]) -> dict[str, float]:
