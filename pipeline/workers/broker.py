@@ -104,13 +104,15 @@ async def partition_counts(kafka: KafkaConfig, topics: Iterable[Topic]) -> dict[
     """Partitions of the topics that exist; raises BrokerAwayError."""
     async with admin_client(kafka) as admin:
         try:
-            described = await admin.describe_topics([topic.value for topic in topics])
+            # All of them: a broker that creates topics on demand creates those that a request names.
+            described = await admin.describe_topics()
         except (KafkaError, OSError) as error:
             raise BrokerAwayError(f"cannot reach Kafka at {kafka.bootstrap} ({error})") from None
+    wanted = {topic.value for topic in topics}
     return {
         Topic(topic["topic"]): len(topic["partitions"])
         for topic in described
-        if topic["error_code"] == 0 and topic["partitions"]
+        if topic["topic"] in wanted and topic["error_code"] == 0 and topic["partitions"]
     }
 
 
