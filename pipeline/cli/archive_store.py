@@ -32,13 +32,14 @@ FAULTS: Final[Mapping[Step, FaultPoint]] = {
 def opened_archive(config: Config) -> Iterator[Archive]:
     """The archive on the configured ClickHouse; waits for it with back-off. Blocks."""
     clickhouse, limits = config.clickhouse, config.archive
-    account = {"username": clickhouse.username, "password": clickhouse.password}
-    store = _once_available(lambda: connect(clickhouse.dsn, clickhouse.database, **account))
+    dsn, database, user = clickhouse.dsn, clickhouse.database, clickhouse.username
+    password = clickhouse.password
+    store = _once_available(lambda: connect(dsn, database, username=user, password=password))
     endpoint = None
     try:
         _once_available(store.warm_up)
         if limits.query_listen is not None:
-            readers = connect_read_only(clickhouse.dsn, clickhouse.database, **account)
+            readers = connect_read_only(dsn, database, username=user, password=password)
             endpoint = QueryEndpoint(readers, limits.query_listen)
             log.info("read-only queries are answered at %s", endpoint.address)
         yield Archive(

@@ -54,7 +54,7 @@ class GateWriter:
     async def write(self, effect: Effect) -> None:
         """Write everything of the effect, or nothing; returns when it is committed.
 
-        Raises FencedError when a successor has started, and aiokafka's errors; after `close` they mean nothing.
+        Raises FencedError when a successor has started, else aiokafka's errors; after `close` any of them.
         """
         records = list(_records(effect))
         try:

@@ -32,6 +32,12 @@ class Written:
 
 async def fresh_topics(broker: Broker) -> None:
     """Delete all our topics with their groups' offsets, and create them anew."""
+    await delete_topics(broker)
+    await topics.create(broker.config)
+
+
+async def delete_topics(broker: Broker) -> None:
+    """Delete all our topics with their groups' offsets."""
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
     await admin.start()
     try:
@@ -41,7 +47,6 @@ async def fresh_topics(broker: Broker) -> None:
             await eventually(lambda: _are_gone(admin, ours))
     finally:
         await admin.close()
-    await topics.create(broker.config)
 
 
 async def _are_gone(admin: AIOKafkaAdminClient, names: set[str]) -> bool:

@@ -33,3 +33,67 @@ def request(ts_us: int, **changes: Any) -> dict[str, Any]:
 def encoded(event: dict[str, Any] | list[dict[str, Any]]) -> bytes:
     """As a record's value."""
     return json.dumps(event).encode()
+
+
+def answer(ts_us: int, arm: str, pair_id: str, *, bad: bool = False, **changes: Any) -> dict[str, Any]:
+    """A valid logit event of four positions; the canary's `bad` answers diverge by about 2 nats each."""
+    likely, unlikely = (-2.3026, -0.1054) if bad else (-0.1054, -2.3026)
+    event: dict[str, Any] = {
+        "v": 1,
+        "rollout": "r1",
+        "generation": 1,
+        "arm": arm,
+        "pair_id": pair_id,
+        "signature": SIGNATURE,
+        "ts_us": ts_us,
+        "duration_us": 1000,
+        "node": f"{arm}-1",
+        "input_tokens": 3000,
+        "model_version": "m1" if arm != "canary" else "m2",
+        "expected_arms": ["baseline", "canary"],
+        "definition": "raw",
+        "source": "generated",
+        "tokens": [1, 1, 1, 1],
+        "top_ids": [[1, 2]] * 4,
+        "top_logprobs": [[likely, unlikely]] * 4,
+    }
+    return {key: value for key, value in {**event, **changes}.items() if value is not None}
+
+
+POLICY = """
+version: 1
+rules:
+  - id: G3-divergence
+    capability: G3
+    metric: kl_lower
+    statistic: mean
+    window: 10s
+    limit: 0.05
+    min_samples: 10
+    scope: [rollout, node]
+    action: rollback_l1
+    mode: enforce
+"""
+
+
+def start_command(command_id: str = "c1", policy: str = POLICY) -> dict[str, Any]:
+    """A `start` command of roll-out r1."""
+    return {
+        "v": 1,
+        "command_id": command_id,
+        "rollout": "r1",
+        "ts_us": 1,
+        "command": "start",
+        "by": "test",
+        "arguments": {
+            "spec": {
+                "rollout": "r1",
+                "arms": {
+                    "baseline": {"model_version": "m1", "nodes": ["baseline-*"]},
+                    "canary": {"model_version": "m2", "nodes": ["canary-*"]},
+                },
+                "fallback": "m1",
+                "policy": policy,
+            }
+        },
+    }
