@@ -150,12 +150,18 @@ def _numbers(layout: Layout, blobs: Sequence[bytes], n: int, faults: _Faults) ->
         if group.wire == "<f8":
             inside |= group.optional & (matrix == ABSENT)
         if not inside.all():
-            for c, row in np.argwhere(~inside).tolist():
+            for c, row in _first_in_row(~inside):
                 column = group.columns[c]
                 faults.add(row, column.name, _out_of_range(matrix[c, row].item(), column))
         for c, column in enumerate(group.columns):
             columns[column.name] = matrix[c].view(np.bool_) if column.flag else matrix[c]
     return columns
+
+
+def _first_in_row(bad: Bool) -> list[tuple[int, int]]:
+    """(column, event) of the first bad column of every event that has one, of a (columns, events) matrix."""
+    rows = np.flatnonzero(bad.any(axis=0))
+    return list(zip(bad[:, rows].argmax(axis=0).tolist(), rows.tolist(), strict=True))
 
 
 def _out_of_range(value: float, column: NumberColumn) -> str:
@@ -174,22 +180,21 @@ def _labels(
     )
     matrix = np.frombuffer(joined, dtype="<u2").reshape(len(wire), n)
     sizes = np.array([[len(values)] for values, _ in wire])
-    required = np.array(layout.required_labels)[:, None]
     absent = matrix == NO_LABEL
-    known = (matrix < sizes) | (absent & ~required)
+    known = (matrix < sizes) | (absent & layout.optional_labels)
     if not known.all():
-        for c, row in np.argwhere(~known).tolist():
+        for c, row in _first_in_row(~known):
             missing = bool(absent[c, row])
             reason = "required field is missing" if missing else f"code {matrix[c, row]} has no entry"
             faults.add(row, layout.labels[c], reason)
     columns: dict[str, LabelColumn] = {}
     for c, (name, (values, _)) in enumerate(zip(layout.labels, wire, strict=True)):
-        shortest = 1 if layout.required_labels[c] else 0
-        for code, text in enumerate(values):
-            if not shortest <= len(text) <= MAX_LABEL_CHARS:
-                reason = f"{len(text)} characters; allowed are {shortest} to {MAX_LABEL_CHARS}"
-                for row in np.flatnonzero(matrix[c] == code).tolist():
-                    faults.add(row, name, reason)
+        shortest = 0 if layout.optional_labels[c, 0] else 1
+        unfit = [code for code, text in enumerate(values) if not shortest <= len(text) <= MAX_LABEL_CHARS]
+        if unfit:
+            for row in np.flatnonzero(np.isin(matrix[c], unfit)).tolist():
+                length = len(values[matrix[c, row]])
+                faults.add(row, name, f"{length} characters; allowed are {shortest} to {MAX_LABEL_CHARS}")
         columns[name] = LabelColumn(tuple(values), matrix[c])
     return columns
 

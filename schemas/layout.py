@@ -51,7 +51,8 @@ class Layout:
     kind: str
     groups: tuple[NumberGroup, ...]
     labels: tuple[str, ...]
-    required_labels: tuple[bool, ...]
+    optional_labels: NDArray[np.bool_]
+    """(labels, 1) which may be absent."""
 
 
 def _bounds(event: type[Struct], name: str) -> tuple[float, float, bool]:
@@ -100,7 +101,7 @@ def _layout(
     info = msgspec.inspect.type_info(event)
     assert isinstance(info, msgspec.inspect.StructType)
     required = {f.name for f in info.fields if f.required}
-    return Layout(kind, tuple(groups), labels, tuple(name in required for name in labels))
+    return Layout(kind, tuple(groups), labels, np.array([[name not in required] for name in labels]))
 
 
 _SEED: Final = NumberColumn("seed", "<i8", -(2**63), 2**63 - 1)

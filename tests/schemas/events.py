@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from schemas.columns import LABELS, LabelColumn
+from schemas.columns import DEFINITIONS, KINDS, LABELS, SOURCES, LabelColumn
 from schemas.events import ARMS, LogitEvent, NodeEvent, RequestEvent
 
 SMALL = st.integers(0, 2**31 - 1)
@@ -63,47 +64,63 @@ request_events = st.builds(
     scores=st.none() | st.dictionaries(NAME, NUMBER, max_size=3),
 )
 
-LOGPROB = st.one_of(
-    st.floats(-30, 0.0),
-    st.floats(-30, 0.0).map(lambda x: round(x, 4)),
-    st.sampled_from([None, -9999.0, 0.0, 0.5, 1e300, -1e300]),
-)
+SPECIAL_LOGPROBS = (None, -9999.0, 0.0, 0.5, 1e300, -1e300)
 
 
-@st.composite
-def logit_events(draw: st.DrawFn) -> LogitEvent:
-    positions = draw(st.integers(1, 4))
-    even = draw(st.booleans())
-    k = draw(st.integers(1, 7))
-    as_bytes = draw(st.booleans())
-    token = st.binary(min_size=1, max_size=3).map(bytes.hex) if as_bytes else SMALL
-    ids, logprobs = [], []
-    for _ in range(positions):
-        width = k if even else draw(st.integers(0, 7))
-        other = width if even or draw(st.booleans()) else draw(st.integers(0, 7))
-        ids.append(tuple(draw(st.lists(token, min_size=width, max_size=width))))
-        logprobs.append(tuple(draw(st.lists(LOGPROB, min_size=other, max_size=other))))
-    tokens = tuple(draw(st.lists(token, min_size=positions, max_size=positions)))
-    lists = (
-        {"token_bytes": tokens, "top_bytes": tuple(ids)}
-        if as_bytes
-        else {"tokens": tokens, "top_ids": tuple(ids)}
-    )
-    return draw(
-        st.builds(
-            LogitEvent,
-            v=st.just(1),
-            **labels(),
-            expected_arms=st.lists(st.sampled_from(ARMS), min_size=1, max_size=3).map(tuple),
-            definition=st.sampled_from(["raw", "temperature", "processed"]),
-            source=st.sampled_from(["generated", "forced"]),
-            kind=st.sampled_from(["logprobs", "logits"]),
-            precision=st.integers(1, 17) | st.sampled_from(["f16", "f32", "f64"]),
-            ended=st.none() | st.booleans(),
-            top_logprobs=st.just(tuple(logprobs)),
-            **{name: st.just(value) for name, value in lists.items()},
+def _logprob(rng: random.Random) -> float | None:
+    if rng.random() < 0.1:
+        return rng.choice(SPECIAL_LOGPROBS)
+    value = rng.uniform(-30, 0) if rng.random() < 0.3 else rng.uniform(-12, -2)
+    return round(value, 4) if rng.random() < 0.5 else value
+
+
+def random_logit_event(rng: random.Random) -> LogitEvent:
+    """A logit event with its edges: uneven lists, nulls, duplicates, ids or bytes, any label absent."""
+    positions = rng.randint(1, 4)
+    even = rng.random() < 0.5
+    k = rng.randint(1, 7)
+    as_bytes = rng.random() < 0.3
+
+    def token() -> Any:
+        return (
+            rng.randbytes(rng.randint(1, 3)).hex() if as_bytes else rng.choice((rng.randint(0, 9), 2**31 - 1))
         )
+
+    widths = [k if even else rng.randint(0, 7) for _ in range(positions)]
+    others = [w if even or rng.random() < 0.7 else rng.randint(0, 7) for w in widths]
+    names = ("token_bytes", "top_bytes") if as_bytes else ("tokens", "top_ids")
+    optional = {name: f"{name}-{rng.randint(0, 2)}" for name in LABELS if rng.random() < 0.5}
+    labels = {**optional, "rollout": "r", "node": f"n{rng.randint(0, 3)}", "model_version": "m"}
+    lists: dict[str, Any] = {
+        names[0]: tuple(token() for _ in range(positions)),
+        names[1]: tuple(tuple(token() for _ in range(width)) for width in widths),
+        "top_logprobs": tuple(tuple(_logprob(rng) for _ in range(width)) for width in others),
+    }
+    return LogitEvent(
+        v=1,
+        **labels,
+        **lists,
+        arm=rng.choice(ARMS),
+        signature=f"{rng.getrandbits(128):032x}",
+        pair_id=rng.choice((None, "p", f"{rng.getrandbits(128):032x}")),
+        generation=rng.choice((None, 0, 2**31 - 1)),
+        ts_us=rng.randint(0, 4_102_444_800_000_000),
+        duration_us=rng.randint(0, 86_400_000_000),
+        input_tokens=rng.randint(0, 2**31 - 1),
+        temperature=rng.choice((None, 0.0, 0.7, 100.0)),
+        seed=rng.choice((None, -(2**63), 2**63 - 1)),
+        expected_arms=tuple(rng.choices(ARMS, k=rng.randint(1, 3))),
+        definition=rng.choice(DEFINITIONS),
+        source=rng.choice(SOURCES),
+        kind=rng.choice(KINDS),
+        precision=rng.choice((1, 3, 4, 5, 6, 17, "f16", "f32", "f64")),
+        ended=rng.choice((None, False, True)),
     )
+
+
+def logit_events() -> st.SearchStrategy[LogitEvent]:
+    # One drawn seed per event: drawing every number one by one is too slow for lists of lists.
+    return st.integers(0, 2**32 - 1).map(lambda seed: random_logit_event(random.Random(seed)))
 
 
 node_events = st.builds(NodeEvent, v=st.just(1), node=NAME, ts_us=st.integers(0, 4_102_444_800_000_000))

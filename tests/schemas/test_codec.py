@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schemas import codec, columnar_codec, json_codec
@@ -23,6 +23,9 @@ from schemas.tabulate import eta_of, logit_columns, request_columns
 from schemas.topics import COLUMNS, JSON, TICK, Topic
 from schemas.validity import has_valid_position, valid_positions
 from tests.schemas.events import assert_equal_columns, logit_events, node_events, request_events
+
+# The machine may be busy: only what is read counts here, not how fast.
+CODEC = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 HEADER = BatchHeader("gateway-1", 7, {"r/canary": 3, "r/baseline": 0})
 
@@ -40,6 +43,7 @@ def logit_events_of(*names: str) -> list[Any]:
 # --- both encodings alike -------------------------------------------------------------------------------
 
 
+@CODEC
 @given(st.lists(request_events, max_size=5))
 def test_requests_are_the_same_in_both_encodings(events: list[Any]) -> None:
     from_json = codec.decode_requests(msgspec.json.encode(events), JSON)
@@ -51,6 +55,7 @@ def test_requests_are_the_same_in_both_encodings(events: list[Any]) -> None:
     assert (from_json.header, from_columns.header) == (None, HEADER)
 
 
+@CODEC
 @given(st.lists(logit_events(), max_size=5))
 def test_logits_are_the_same_in_both_encodings(events: list[Any]) -> None:
     from_json = codec.decode_logits(msgspec.json.encode(events), JSON)
@@ -61,6 +66,7 @@ def test_logits_are_the_same_in_both_encodings(events: list[Any]) -> None:
     assert_equal_columns(from_json.columns, from_columns.columns)
 
 
+@CODEC
 @given(st.lists(node_events, max_size=4))
 def test_telemetry_is_the_same_in_both_encodings(events: list[Any]) -> None:
     from_json = codec.decode_telemetry(msgspec.json.encode(events), None)
@@ -69,6 +75,7 @@ def test_telemetry_is_the_same_in_both_encodings(events: list[Any]) -> None:
     assert from_columns.header == HEADER
 
 
+@CODEC
 @given(st.lists(logit_events(), min_size=1, max_size=4), st.integers(0, 3))
 def test_batching_does_not_matter(events: list[Any], cut: int) -> None:
     whole = codec.decode_logits(msgspec.json.encode(events), None)
@@ -200,6 +207,7 @@ BREAK: list[Callable[[dict[str, Any]], str]] = [
 ]
 
 
+@CODEC
 @given(st.lists(st.none() | st.sampled_from(range(len(BREAK))), min_size=1, max_size=8))
 def test_a_bad_event_costs_only_itself(plan: list[int | None]) -> None:
     good = _fields(request_events_of("one")[0])
@@ -216,7 +224,7 @@ def test_a_bad_event_costs_only_itself(plan: list[int | None]) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300)
+@settings(CODEC, max_examples=300)
 def test_any_bytes_are_read_or_refused(value: bytes) -> None:
     for content_type in (None, COLUMNS):
         for decode in (codec.decode_requests, codec.decode_logits, codec.decode_telemetry):
@@ -225,7 +233,7 @@ def test_any_bytes_are_read_or_refused(value: bytes) -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255))
-@settings(max_examples=300)
+@settings(CODEC, max_examples=300)
 def test_one_changed_byte_never_raises(at: int, byte: int) -> None:
     requests = msgspec.json.encode(request_events_of("array"))
     logits = msgspec.json.encode(logit_events_of("array"))
@@ -486,6 +494,7 @@ def _slow_valid(columns: Any, event: int, position: int) -> bool:
     return all(lp <= 1e-3 for _, lp in entries) and sum(np.exp(lp) for _, lp in entries) <= 1 + 1e-3
 
 
+@CODEC
 @given(st.lists(logit_events(), min_size=1, max_size=6))
 def test_validity_follows_the_rules_entry_by_entry(events: list[Any]) -> None:
     columns = logit_columns(events)
