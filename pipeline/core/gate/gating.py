@@ -144,9 +144,10 @@ class GateCore:
     # --- decisions out ---------------------------------------------------------------------------------
 
     def on_command(self, command: Command, offset: int, now_us: int) -> list[Effect]:
-        """Obey or refuse; one effect, which answers with the command's id. [] if it was read before.
+        """Obey or refuse: the last effect answers with the command's id. [] if it was read before.
 
-        A record may hold several commands: they come with the same offset.
+        What is complete is judged first, so that a command that waited out a restart changes no verdict
+        about the time before it. A record may hold several commands: they come with the same offset.
         """
         before = self._commands
         if offset < before.command_offset:
@@ -155,6 +156,7 @@ class GateCore:
             self._commands = replace(before, command_offset=offset)
             self._count("commands_repeated")
             return []
+        effects = self.judge_complete(now_us)
         ids = (*before.command_ids, command.command_id)[-COMMAND_IDS_KEPT:]
         self._commands = replace(before, command_offset=offset, command_ids=ids)
         run = self._runs.get(command.rollout)
@@ -164,8 +166,8 @@ class GateCore:
         try:
             obeyed = obey(command, standing, moment, parser)
         except Refused as refusal:
-            return [self._refuse(command, run, str(refusal), now_us)]
-        return [self._enact(command, run, obeyed, now_us)]
+            return [*effects, self._refuse(command, run, str(refusal), now_us)]
+        return [*effects, self._enact(command, run, obeyed, now_us)]
 
     def judge_complete(self, now_us: int) -> list[Effect]:
         """Fold and judge every second that has become complete, in order."""

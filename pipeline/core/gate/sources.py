@@ -18,7 +18,7 @@ Placed: TypeAlias = tuple[int, Population | None, Cell]
 """A cell with its second and population."""
 
 KEPT_SECONDS: Final = 7_200
-"""Most seconds that wait for other sources. Older ones become unknown: memory is bounded."""
+"""Most seconds that wait for other sources; over it the older half becomes unknown: memory is bounded."""
 KEPT_ASSEMBLIES: Final = 4
 
 
@@ -79,9 +79,12 @@ class Source:
         if first <= final.closed_through:
             self._know(first, final.closed_through)
         stated = _by_second(seconds)
-        earliest = max(first, folded + 1, final.closed_through - KEPT_SECONDS + 1)
+        earliest = max(first, folded + 1, final.closed_through - KEPT_SECONDS // 2 + 1)
         for second in range(earliest, final.closed_through + 1):
             self._own(second, final.offset, stated.get(second, []), change)
+        if len(self.owners) > KEPT_SECONDS:
+            for second in sorted(self.owners)[: len(self.owners) - KEPT_SECONDS // 2]:
+                self._drop(second, change)
         return change
 
     def state_fresh(self, fresh: FreshCells, folded: int) -> Change:
@@ -208,21 +211,19 @@ class Source:
             change.added.extend(
                 (second, population_cells.population, cell) for cell in population_cells.cells
             )
-        if len(self.owners) > KEPT_SECONDS:
-            self._drop_oldest(change)
 
-    def _drop_oldest(self, change: Change) -> None:
-        oldest = min(self.owners)
-        for population_cells in self.content.pop(oldest, []):
+    def _drop(self, second: int, change: Change) -> None:
+        """Let go of a second that waited too long for other sources: it is unknown from now on."""
+        for population_cells in self.content.pop(second, []):
             change.removed.extend(
-                (oldest, population_cells.population, cell) for cell in population_cells.cells
+                (second, population_cells.population, cell) for cell in population_cells.cells
             )
-        del self.owners[oldest]
+        del self.owners[second]
         self.overflowed += 1
         self.known = [
             part
             for low, high in self.known
-            for part in ((low, min(high, oldest - 1)), (max(low, oldest + 1), high))
+            for part in ((low, min(high, second - 1)), (max(low, second + 1), high))
             if part[0] <= part[1]
         ]
 
