@@ -12,7 +12,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 version=$(sed -n 's:.*<kafka.version>\(.*\)</kafka.version>.*:\1:p' "$here/pom.xml")
 jars=${KAFKA_JARS:-${XDG_CACHE_HOME:-$HOME/.cache}/klaxon/kafka-$version}
-ready_timeout_s=60
+ready_timeout_s=120
 stop_timeout_s=20
 
 fail() {

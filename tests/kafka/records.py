@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import GroupCoordinatorNotAvailableError
 from aiokafka.structs import ConsumerRecord
 
 from pipeline.workers import topics
@@ -141,6 +142,8 @@ async def committed_offsets(broker: Broker, group: str, places: Sequence[TopicPa
     await admin.start()
     try:
         found = await admin.list_consumer_group_offsets(group, partitions=list(places))
+    except GroupCoordinatorNotAvailableError:  # no group has committed anything on this broker yet
+        return {}
     finally:
         await admin.close()
     return {f"{place.topic}/{place.partition}": at.offset for place, at in found.items() if at.offset >= 0}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from aiokafka import TopicPartition
 
@@ -11,6 +14,8 @@ from schemas.topics import GATING_PARTITIONS, JSON, Topic
 from tests.kafka.broker import Broker
 from tests.kafka.collector import running
 from tests.kafka.records import Written, committed_offsets, dump, produce
+from tests.kafka.waiting import eventually
+from tests.workers.fleet import SEAT, decisions, fleet, send_pairs, start_rollout
 
 pytestmark = pytest.mark.slow
 
@@ -60,3 +65,19 @@ async def test_sends_are_acknowledged(broker: Broker) -> None:
         assert (await sent).offset == 0
     (record,) = await dump(broker, Topic.CONTROL)
     assert (record.partition, record.value) == (2, b"v")
+
+
+@pytest.mark.timeout(180)
+async def test_bad_answers_trip_without_transactions_and_append_times(
+    broker: Broker, log_folder: Path
+) -> None:
+    async with fleet(broker, log_folder) as (_, gate):
+        await gate.until_log(f"gating partition {SEAT}: taken")
+        await start_rollout(broker)
+        await send_pairs(broker, 20, bad=True)
+
+        async def tripped() -> list[dict[str, Any]]:
+            return await decisions(broker, "trip")
+
+        (trip,) = await eventually(tripped)
+    assert trip["directive"]["state"] == "tripped"

@@ -4,79 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from schemas.topics import Topic, gating_partition
+from schemas.topics import Topic
 from tests.kafka.broker import Broker
 from tests.kafka.processes import Worker
-from tests.kafka.records import Written, dump, now_us, produce
+from tests.kafka.records import Written, dump, produce
 from tests.kafka.waiting import eventually
-from tests.workers.events import answer, encoded, start_command
+from tests.workers.events import encoded, start_command
+from tests.workers.fleet import QUICK, SEAT, decisions, directives, fleet, send_pairs, start_rollout
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
 
-QUICK = {
-    "KLAXON_CONTENT_LATENESS_S": "1",
-    "KLAXON_CONTENT_JOIN_TIMEOUT_S": "3",
-    "KLAXON_GATE_RENEW_S": "1",
-}
-SEAT = gating_partition("r1")
-
-
-async def _directives(broker: Broker) -> list[dict[str, Any]]:
-    return [json.loads(record.value) for record in await dump(broker, Topic.CONTROL)]
-
-
-async def _decisions(broker: Broker, kind: str | None = None) -> list[dict[str, Any]]:
-    decisions = [json.loads(record.value) for record in await dump(broker, Topic.DECISIONS)]
-    return [decision for decision in decisions if kind is None or decision["kind"] == kind]
-
-
-async def _start_rollout(broker: Broker) -> None:
-    command = encoded(start_command())
-    await produce(broker, [Written(Topic.COMMANDS, command, key=b"r1", partition=SEAT)])
-
-    async def started() -> list[dict[str, Any]]:
-        return await _directives(broker)
-
-    await eventually(started)
-
-
-async def _send_pairs(broker: Broker, count: int, *, bad: bool, first: int = 0) -> None:
-    for number in range(first, first + count):
-        # Two seconds ahead: evidence counts from the first whole second after the start of the generation.
-        ts_us = now_us() + 2_000_000
-        halves = [answer(ts_us, "baseline", f"p{number}"), answer(ts_us, "canary", f"p{number}", bad=bad)]
-        await produce(broker, [Written(Topic.LOGITS, encoded(half), partition=0) for half in halves])
-
-
-@asynccontextmanager
-async def _fleet(
-    broker: Broker, log_folder: Path, environment: Mapping[str, str] = QUICK, *, gate_fault: str | None = None
-) -> AsyncIterator[tuple[Worker, Worker]]:
-    """Measure, pair and gate; gives pair and gate."""
-    async with (
-        Worker("measure", broker, log_folder, environment=QUICK),
-        Worker("pair", broker, log_folder, environment=QUICK) as pair,
-        Worker("gate", broker, log_folder, environment=environment, fault=gate_fault) as gate,
-    ):
-        await pair.until_log("pair: ready")
-        yield pair, gate
-
 
 async def test_bad_answers_trip_once_and_the_directive_says_why(kafka: Broker, log_folder: Path) -> None:
-    async with _fleet(kafka, log_folder) as (_, gate):
+    async with fleet(kafka, log_folder) as (_, gate):
         await gate.until_log(f"gating partition {SEAT}: taken")
-        await _start_rollout(kafka)
-        await _send_pairs(kafka, 20, bad=True)
+        await start_rollout(kafka)
+        await send_pairs(kafka, 20, bad=True)
 
         async def tripped() -> list[dict[str, Any]]:
-            return await _decisions(kafka, "trip")
+            return await decisions(kafka, "trip")
 
         (trip,) = await eventually(tripped)
         assert await gate.stop() == 0
@@ -84,21 +35,21 @@ async def test_bad_answers_trip_once_and_the_directive_says_why(kafka: Broker, l
     assert (directive["state"], directive["fallback"], directive["generation"]) == ("tripped", "m1", 1)
     assert directive["weights"]["m1"] == 100
     assert directive["cause"]["rule"] == "G3-divergence"
-    epochs = [directive["epoch"] for directive in await _directives(kafka)]
+    epochs = [directive["epoch"] for directive in await directives(kafka)]
     assert epochs == sorted(set(epochs))
 
 
 async def test_good_answers_do_not_trip_and_leases_are_renewed(kafka: Broker, log_folder: Path) -> None:
-    async with _fleet(kafka, log_folder):
-        await _start_rollout(kafka)
-        await _send_pairs(kafka, 20, bad=False)
+    async with fleet(kafka, log_folder):
+        await start_rollout(kafka)
+        await send_pairs(kafka, 20, bad=False)
 
         async def renewed() -> bool:
-            directives = await _directives(kafka)
-            return len({directive["lease_until_us"] for directive in directives}) >= 4
+            leases = {directive["lease_until_us"] for directive in await directives(kafka)}
+            return len(leases) >= 4
 
         await eventually(renewed)
-    assert await _decisions(kafka, "trip") == []
+    assert await decisions(kafka, "trip") == []
 
 
 @pytest.mark.parametrize(
@@ -109,42 +60,42 @@ async def test_a_gate_that_dies_around_a_transaction_leaves_one_trip(
 ) -> None:
     # Without renewals the first transaction is the start, and the second one the trip.
     environment = {**QUICK, "KLAXON_GATE_RENEW_S": "3600"}
-    async with _fleet(kafka, log_folder, environment, gate_fault=fault) as (_, gate):
+    async with fleet(kafka, log_folder, environment, gate_fault=fault) as (_, gate):
         await gate.until_log(f"gating partition {SEAT}: taken")
-        await _start_rollout(kafka)
-        await _send_pairs(kafka, 20, bad=True)
+        await start_rollout(kafka)
+        await send_pairs(kafka, 20, bad=True)
         await gate.until_fault(fault.partition(":")[0])
         async with Worker("gate", kafka, log_folder, environment=QUICK):
 
             async def tripped() -> list[dict[str, Any]]:
-                return await _decisions(kafka, "trip")
+                return await decisions(kafka, "trip")
 
             await eventually(tripped)
             await asyncio.sleep(3)  # time for a second one
-    assert len(await _decisions(kafka, "trip")) == 1
-    epochs = [directive["epoch"] for directive in await _directives(kafka)]
+    assert len(await decisions(kafka, "trip")) == 1
+    epochs = [directive["epoch"] for directive in await directives(kafka)]
     assert len(epochs) == len(set(epochs))
 
 
 async def test_a_frozen_gate_is_fenced_by_its_successor(kafka: Broker, log_folder: Path) -> None:
-    async with _fleet(kafka, log_folder) as (_, gate):
+    async with fleet(kafka, log_folder) as (_, gate):
         await gate.until_log(f"gating partition {SEAT}: taken")
-        await _start_rollout(kafka)
+        await start_rollout(kafka)
         gate.freeze()
         async with Worker("gate", kafka, log_folder, environment=QUICK) as successor:
             await successor.until_log(f"gating partition {SEAT}: taken")
-            await _send_pairs(kafka, 20, bad=True)
+            await send_pairs(kafka, 20, bad=True)
 
             async def tripped() -> list[dict[str, Any]]:
-                return await _decisions(kafka, "trip")
+                return await decisions(kafka, "trip")
 
             await eventually(tripped)
             gate.thaw()
             await asyncio.sleep(3)  # what it would do wrong, it does at once
-    assert len(await _decisions(kafka, "trip")) == 1
-    epochs = [directive["epoch"] for directive in await _directives(kafka)]
+    assert len(await decisions(kafka, "trip")) == 1
+    epochs = [directive["epoch"] for directive in await directives(kafka)]
     assert epochs == sorted(set(epochs))
-    states = [directive["state"] for directive in await _directives(kafka)]
+    states = [directive["state"] for directive in await directives(kafka)]
     assert "observing" not in states[states.index("tripped") :]
 
 
@@ -159,4 +110,4 @@ async def test_a_malformed_command_goes_to_the_dead_letter(kafka: Broker, log_fo
 
         (letter,) = await eventually(letters)
     assert json.loads(letter.value)["field"] == "command"
-    assert await _directives(kafka) == []
+    assert await directives(kafka) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import faust
 import pytest
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 PLACE = Partition(Topic.REQUESTS, 0)
 
 
-async def _one_committed_one_aborted_one_open(broker: Broker) -> Callable[[], AsyncIterator[None]]:
+async def _one_committed_one_aborted_one_open(broker: Broker) -> Callable[[], AbstractAsyncContextManager[None]]:
     """Writes `first`, `aborted`, `second`, and returns a context that holds `open` in an open transaction."""
     async with producer(broker, transactional_id="isolation") as client:
         for value, commits in ((b"first", True), (b"aborted", False), (b"second", True)):
@@ -38,7 +38,7 @@ async def _one_committed_one_aborted_one_open(broker: Broker) -> Callable[[], As
             yield
             await client.abort_transaction()
 
-    return left_open  # type: ignore[return-value]
+    return left_open
 
 
 async def test_only_committed_records_are_read(kafka: Broker) -> None:

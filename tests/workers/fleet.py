@@ -1,0 +1,70 @@
+"""Workers around one roll-out, for tests that need several of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from schemas.topics import Topic, gating_partition
+from tests.kafka.broker import Broker
+from tests.kafka.processes import Worker
+from tests.kafka.records import Written, dump, now_us, produce
+from tests.kafka.waiting import eventually
+from tests.workers.events import answer, encoded, start_command
+
+QUICK = {
+    "KLAXON_CONTENT_LATENESS_S": "1",
+    "KLAXON_CONTENT_JOIN_TIMEOUT_S": "3",
+    "KLAXON_GATE_RENEW_S": "1",
+}
+"""Short times."""
+SEAT = gating_partition("r1")
+"""The gating partition of the roll-out."""
+
+
+async def directives(broker: Broker) -> list[dict[str, Any]]:
+    """Everything on the control topic."""
+    return [json.loads(record.value) for record in await dump(broker, Topic.CONTROL)]
+
+
+async def decisions(broker: Broker, kind: str | None = None) -> list[dict[str, Any]]:
+    """Everything on the decisions topic, of one kind or of all."""
+    found = [json.loads(record.value) for record in await dump(broker, Topic.DECISIONS)]
+    return [decision for decision in found if kind is None or decision["kind"] == kind]
+
+
+async def start_rollout(broker: Broker) -> None:
+    """Start roll-out r1 and wait for its first directive."""
+    command = encoded(start_command())
+    await produce(broker, [Written(Topic.COMMANDS, command, key=b"r1", partition=SEAT)])
+
+    async def started() -> list[dict[str, Any]]:
+        return await directives(broker)
+
+    await eventually(started)
+
+
+async def send_pairs(broker: Broker, count: int, *, bad: bool, first: int = 0) -> None:
+    """Publish `count` pairs of answers, one record per half, both halves of a pair in partition 0."""
+    for number in range(first, first + count):
+        # Two seconds ahead: evidence counts from the first whole second after the start of the generation.
+        ts_us = now_us() + 2_000_000
+        halves = [answer(ts_us, "baseline", f"p{number}"), answer(ts_us, "canary", f"p{number}", bad=bad)]
+        await produce(broker, [Written(Topic.LOGITS, encoded(half), partition=0) for half in halves])
+
+
+@asynccontextmanager
+async def fleet(
+    broker: Broker, log_folder: Path, environment: Mapping[str, str] = QUICK, *, gate_fault: str | None = None
+) -> AsyncIterator[tuple[Worker, Worker]]:
+    """Measure, pair and gate; gives pair and gate."""
+    async with (
+        Worker("measure", broker, log_folder, environment=QUICK),
+        Worker("pair", broker, log_folder, environment=QUICK) as pair,
+        Worker("gate", broker, log_folder, environment=environment, fault=gate_fault) as gate,
+    ):
+        await pair.until_log("pair: ready")
+        yield pair, gate

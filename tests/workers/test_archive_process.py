@@ -1,0 +1,103 @@
+"""The archive as a real process on real Kafka and chDB: every event once, whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from aiokafka import TopicPartition
+
+from pipeline.store.client import connect
+from pipeline.store.migrate import migrate
+from schemas.topics import Topic
+from tests.kafka.broker import Broker
+from tests.kafka.processes import Worker
+from tests.kafka.records import Written, committed_offsets, now_us, produce
+from tests.kafka.waiting import eventually
+from tests.workers.events import encoded, request
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
+
+PER_ROUND = 25
+
+
+@pytest.fixture
+def clickhouse(tmp_path: Path) -> dict[str, str]:
+    """An empty, migrated chDB folder, as configuration. It belongs to whoever opens it next."""
+    dsn = f"chdb://{tmp_path}/chdb"
+    store = connect(dsn, "klaxon", create_database=True)
+    try:
+        migrate(store, replicated=False, now_us=time.time_ns() // 1000)
+    finally:
+        store.close()
+    return {"KLAXON_CLICKHOUSE_DSN": dsn, "KLAXON_ARCHIVE_BLOCK_AGE_MS": "200"}
+
+
+def _stored(clickhouse: Mapping[str, str]) -> list[tuple[str, int]]:
+    """pair id and number of rows, of everything in `inference_log`."""
+    store = connect(clickhouse["KLAXON_CLICKHOUSE_DSN"], "klaxon")
+    try:
+        return store.rows(
+            "SELECT prompt_id, count() FROM inference_log GROUP BY prompt_id ORDER BY prompt_id"
+        )
+    finally:
+        store.close()
+
+
+async def _publish(broker: Broker, first: int) -> None:
+    events = [request(now_us(), prompt_id=f"{number:04d}") for number in range(first, first + PER_ROUND)]
+    await produce(
+        broker, [Written(Topic.REQUESTS, encoded(event), partition=at % 2) for at, event in enumerate(events)]
+    )
+
+
+def _expected(count: int) -> list[tuple[str, int]]:
+    return [(f"{number:04d}", 1) for number in range(count)]
+
+
+async def _until_committed(worker: Worker, broker: Broker, records: int) -> None:
+    places = [TopicPartition(Topic.REQUESTS, number) for number in range(2)]
+
+    async def all_committed() -> bool:
+        assert worker.running, worker.log
+        return sum((await committed_offsets(broker, "klaxon-archive", places)).values()) >= records
+
+    await eventually(all_committed, timeout_s=120)
+
+
+async def test_events_are_stored_once_across_a_clean_restart(
+    kafka: Broker, log_folder: Path, clickhouse: dict[str, str]
+) -> None:
+    for number in range(2):
+        await _publish(kafka, number * PER_ROUND)
+        async with Worker("archive", kafka, log_folder, environment=clickhouse) as worker:
+            await _until_committed(worker, kafka, (number + 1) * PER_ROUND)
+            assert await worker.stop() == 0
+    assert await asyncio.to_thread(_stored, clickhouse) == _expected(2 * PER_ROUND)
+
+
+@pytest.mark.parametrize("point", ["before_insert", "after_insert_before_commit", "after_insert_commit"])
+async def test_events_are_stored_once_when_the_archive_dies_around_an_insert(
+    kafka: Broker, log_folder: Path, clickhouse: dict[str, str], point: str
+) -> None:
+    await _publish(kafka, 0)
+    async with Worker("archive", kafka, log_folder, environment=clickhouse, fault=f"{point}:2") as worker:
+        await worker.until_fault(point, timeout_s=120)
+    await _publish(kafka, PER_ROUND)
+    async with Worker("archive", kafka, log_folder, environment=clickhouse) as worker:
+        await _until_committed(worker, kafka, 2 * PER_ROUND)
+        assert await worker.stop() == 0
+    assert await asyncio.to_thread(_stored, clickhouse) == _expected(2 * PER_ROUND)
+
+
+async def test_an_archive_without_tables_waits_and_says_what_to_do(
+    kafka: Broker, log_folder: Path, tmp_path: Path
+) -> None:
+    nothing = {"KLAXON_CLICKHOUSE_DSN": f"chdb://{tmp_path}/empty"}
+    async with Worker("archive", kafka, log_folder, environment=nothing) as worker:
+        await worker.until_log("klaxon migrate")
+        await worker.until_log("klaxon migrate")
+        assert "Traceback" not in worker.log
