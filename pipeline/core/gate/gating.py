@@ -215,7 +215,8 @@ class GateCore:
                 continue
             run.renewed_us = now_us
             directive = None
-            if self._sees(run, now_us):
+            run.memory = replace(run.memory, blind="" if run.memory.final else self.blind(name, now_us))
+            if not run.memory.blind:
                 run.memory = replace(run.memory, epoch=run.memory.epoch + 1)
                 directive = self._directive(run, now_us, now_us + self.settings.lease_us)
             effects.append(Effect(name, directive, None, (run.memory, self._commands)))
@@ -277,7 +278,7 @@ class GateCore:
             complete_at=second + 1 + self.settings.lateness_s,
         )
         outcome = judge(run.memory, run.last, run.policy, run.spec, self.settings.join_timeout_s)
-        run.memory = outcome.memory
+        run.memory = replace(outcome.memory, waiting=outcome.reason if outcome.kind is None else "")
         if outcome.kind is not None:
             effects.append(self._conclude(run, run.last, outcome, now_us))
         return effects

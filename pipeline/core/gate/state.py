@@ -51,6 +51,10 @@ class RolloutMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     advised: tuple[str, ...] = ()
     """Rules that only observe or advise and have spoken in this generation."""
     retired: bool = False
+    waiting: str = ""
+    """What the next weight step waits for, as the newest folded second left it."""
+    blind: str = ""
+    """Why the lease was not renewed; "" where it was."""
 
     @property
     def key(self) -> str:

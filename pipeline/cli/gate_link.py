@@ -1,0 +1,152 @@
+"""What commands say to the gate and read of it: commands out, decisions and memory in. Blocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from pipeline.cli.exits import CommandError, Exit
+from pipeline.config import KafkaConfig
+from pipeline.workers.broker import (
+    BrokerAwayError,
+    RangeReader,
+    as_record,
+    client_options,
+    isolation,
+    partition_counts,
+    quiet_aiokafka,
+    until_reached,
+)
+from pipeline.workers.records import Partition, Record
+from schemas.control import Command, Decision
+from schemas.topics import CONTENT_TYPE, GATING_PARTITIONS, JSON, Topic, gating_partition
+
+T = TypeVar("T")
+POLL_MS: Final = 100
+
+
+class UnansweredError(CommandError):
+    """No gate answered a command in time; it stays in the log."""
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end; an absent broker ends the command with exit code 3."""
+    try:
+        return asyncio.run(work)
+    except BrokerAwayError as error:
+        raise CommandError(f"{error}; check kafka.bootstrap", Exit.UNREACHABLE) from None
+    except (KafkaError, OSError) as error:
+        raise CommandError(f"the broker went away: {error}; try again", Exit.UNREACHABLE) from None
+
+
+async def require_topics(kafka: KafkaConfig, topics: Iterable[Topic]) -> None:
+    """Wait for the broker (BrokerAwayError after `connect_timeout_s`); a missing topic ends the command."""
+    wanted = tuple(topics)
+
+    async def counts(of: KafkaConfig) -> dict[Topic, int]:
+        return await partition_counts(of, wanted)
+
+    found = await until_reached(kafka, counts)
+    missing = [topic.value for topic in wanted if topic not in found]
+    if missing:
+        raise CommandError(
+            f"no topic {', '.join(missing)} at {kafka.bootstrap}: run `klaxon topics create`", Exit.USAGE
+        )
+
+
+async def ask(kafka: KafkaConfig, command: Command, timeout_s: float) -> Decision:
+    """Send a command and wait for the decision that answers it. Raises UnansweredError."""
+    await require_topics(kafka, (Topic.COMMANDS, Topic.DECISIONS))
+    place = Partition(Topic.DECISIONS.value, gating_partition(command.rollout))
+    reader = RangeReader(kafka)
+    await reader.start()
+    try:
+        first = (await reader.end_offsets([place]))[place]
+    finally:
+        await reader.stop()
+    await _send(kafka, command)
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for record in follow(kafka, {place: first}):
+                decision = msgspec.json.decode(record.value, type=Decision)
+                if decision.command_id == command.command_id:
+                    return decision
+    except TimeoutError:
+        pass
+    raise UnansweredError(
+        f"no gate answered within {timeout_s:g} s: is `klaxon worker gate` running? The command stays in the"
+        " log and is obeyed when one starts; see `klaxon status`",
+        Exit.UNREACHABLE,
+    )
+
+
+async def _send(kafka: KafkaConfig, command: Command) -> None:
+    producer = AIOKafkaProducer(**client_options(kafka), acks="all")
+    with quiet_aiokafka():
+        await producer.start()
+    try:
+        await producer.send_and_wait(
+            Topic.COMMANDS.value,
+            msgspec.json.encode(command),
+            key=command.rollout.encode(),
+            partition=gating_partition(command.rollout),
+            headers=[(CONTENT_TYPE, JSON.encode())],
+        )
+    finally:
+        await producer.stop()
+
+
+async def follow(kafka: KafkaConfig, first: Mapping[Partition, int]) -> AsyncIterator[Record]:
+    """Committed records of these partitions from these offsets on, without end."""
+    consumer: AIOKafkaConsumer[bytes, bytes] = AIOKafkaConsumer(
+        **client_options(kafka),
+        isolation_level=isolation(kafka),
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        fetch_max_wait_ms=kafka.fetch_wait_ms,
+    )
+    with quiet_aiokafka():
+        await consumer.start()
+    try:
+        consumer.assign([TopicPartition(*place) for place in first])
+        for place, offset in first.items():
+            consumer.seek(TopicPartition(*place), offset)
+        while True:
+            batches = await consumer.getmany(timeout_ms=POLL_MS)
+            for records in batches.values():
+                for record in records:
+                    yield as_record(record)
+    finally:
+        await consumer.stop()
+
+
+async def newest(kafka: KafkaConfig, topic: Topic) -> tuple[dict[bytes, Record], dict[Partition, int]]:
+    """Newest record per key of one of the gate's topics, and where each partition ends."""
+    places = [Partition(topic.value, number) for number in range(GATING_PARTITIONS)]
+    reader = RangeReader(kafka)
+    await reader.start()
+    try:
+        begins, ends = await reader.begin_offsets(places), await reader.end_offsets(places)
+        found: dict[bytes, Record] = {}
+        async for record in reader.read({place: (begins[place], ends[place]) for place in places}):
+            found[record.key or b""] = record
+    finally:
+        await reader.stop()
+    return found, ends
+
+
+async def tail(kafka: KafkaConfig, place: Partition, records: int) -> list[Record]:
+    """The last records of one partition: at most this many, fewer where markers stand between them."""
+    reader = RangeReader(kafka)
+    await reader.start()
+    try:
+        begin = (await reader.begin_offsets([place]))[place]
+        end = (await reader.end_offsets([place]))[place]
+        return [one async for one in reader.read({place: (max(begin, end - records), end)})]
+    finally:
+        await reader.stop()

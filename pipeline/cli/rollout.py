@@ -1,0 +1,216 @@
+"""`klaxon rollout …`: an operator's commands to the gate, through the log, and its answers."""
+
+from __future__ import annotations
+
+import getpass
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+import msgspec
+
+from pipeline.cli.exits import CommandError, Exit
+from pipeline.cli.gate_link import ask, run
+from pipeline.cli.options import config_option, json_option
+from pipeline.cli.spec_file import read_spec
+from pipeline.cli.standing import human, read_standings
+from pipeline.config import Config
+from pipeline.policy_file import PolicyError, read_policy_file
+from schemas.control import Command, CommandName, Decision, Expects
+
+ANSWER_S: Final = 30.0
+
+
+@click.group()
+def rollout() -> None:
+    """Start roll-outs, see where they stand, and move them.
+
+    Every command goes through the log; the gate's answer is printed. Exit codes: 0 obeyed, 1 refused,
+    2 wrong input, 3 no broker or no gate, 4 refused because there is no pass yet.
+
+    Example: klaxon rollout start spec.yaml
+    """
+
+
+def _options(function: Callable[..., Any]) -> Callable[..., Any]:
+    function = click.option(
+        "--timeout", "timeout_s", type=float, default=ANSWER_S, show_default=True, metavar="SECONDS",
+        help="How long to wait for the gate's answer.",
+    )(function)  # fmt: skip
+    function = click.option(
+        "--expect", metavar="GENERATION,EPOCH", help="Refuse unless the roll-out stands exactly there."
+    )(function)
+    return config_option(json_option(function))
+
+
+@rollout.command()
+@click.argument("spec", type=click.Path(dir_okay=False))
+@click.option("--policy", "policy_path", metavar="FILE", help="Policy file, instead of the spec's own.")
+@_options
+def start(
+    spec: str, policy_path: str | None, config: Config, as_json: bool, expect: str | None, timeout_s: float
+) -> int:
+    """Start the roll-out that SPEC describes. Refused without a fallback version.
+
+    Example: klaxon rollout start spec.yaml --policy policy.yaml
+    """
+    read = read_spec(spec, policy_path)
+    arguments: dict[str, object] = {"spec": msgspec.to_builtins(read)}
+    return _tell(config, "start", read.rollout, arguments, expect, timeout_s, as_json)
+
+
+@rollout.command()
+@click.argument("name", metavar="[ROLLOUT]", required=False)
+@config_option
+@json_option
+def status(name: str | None, config: Config, as_json: bool) -> int:
+    """Where roll-outs stand: weights, lease, cause, and what the next step waits for. Only reads.
+
+    Example: klaxon rollout status chat --json
+    """
+    standings = run(read_standings(config.kafka))
+    chosen = [one for one in standings if name is None or one.rollout == name]
+    if name is not None and not chosen:
+        raise CommandError(f"there is no roll-out {name!r}; `klaxon rollout status` lists them", Exit.USAGE)
+    if as_json:
+        click.echo(msgspec.json.encode({"rollouts": chosen}).decode())
+        return Exit.OK
+    for one in chosen:
+        click.echo(human(one, time.time_ns() // 1000))
+    if not chosen:
+        click.echo("no roll-out is known; start one with `klaxon rollout start SPEC`")
+    return Exit.OK
+
+
+@rollout.command("new-generation")
+@click.argument("name", metavar="ROLLOUT")
+@click.option("--spec", "spec_path", metavar="FILE", help="Begin with this spec.")
+@click.option("--policy", "policy_path", metavar="FILE", help="Policy file (with --spec).")
+@_options
+def new_generation(
+    name: str,
+    spec_path: str | None,
+    policy_path: str | None,
+    config: Config,
+    as_json: bool,
+    expect: str | None,
+    timeout_s: float,
+) -> int:
+    """Begin anew at the first weight step, after a trip for instance.
+
+    Example: klaxon rollout new-generation chat
+    """
+    arguments: dict[str, object] = {}
+    if spec_path is not None:
+        arguments["spec"] = msgspec.to_builtins(read_spec(spec_path, policy_path))
+    elif policy_path is not None:
+        raise CommandError(
+            "--policy goes with --spec here; `klaxon rollout policy` changes it alone", Exit.USAGE
+        )
+    return _tell(config, "new_generation", name, arguments, expect, timeout_s, as_json)
+
+
+@rollout.command()
+@click.argument("name", metavar="ROLLOUT")
+@click.argument("file", type=click.Path(dir_okay=False))
+@_options
+def policy(name: str, file: str, config: Config, as_json: bool, expect: str | None, timeout_s: float) -> int:
+    """Put another policy in force; its windows begin empty.
+
+    Example: klaxon rollout policy chat policy.yaml
+    """
+    try:
+        text = read_policy_file(file).text
+    except PolicyError as error:
+        raise CommandError(str(error), Exit.USAGE) from None
+    return _tell(config, "policy", name, {"policy": text}, expect, timeout_s, as_json)
+
+
+def _simple(command: CommandName, text: str) -> None:
+    """Add a command that has nothing but a roll-out's name."""
+
+    @click.argument("name", metavar="ROLLOUT")
+    @_options
+    def tell(name: str, config: Config, as_json: bool, expect: str | None, timeout_s: float) -> int:
+        return _tell(config, command, name, {}, expect, timeout_s, as_json)
+
+    help_text = f"{text}\n\nExample: klaxon rollout {command} chat"
+    rollout.command(command, help=help_text)(tell)
+
+
+_simple("pause", "Hold the weight where it is.")
+_simple("resume", "Go on after a pause.")
+_simple("step", "Take the next weight step; refused without a pass.")
+_simple("promote", "Give the canary all traffic; refused without a pass.")
+_simple("abort", "Take the canary out of rotation, for good in this generation.")
+_simple("retire", "Strike a finished roll-out off the books.")
+
+
+def _tell(
+    config: Config,
+    command: CommandName,
+    name: str,
+    arguments: dict[str, object],
+    expect: str | None,
+    timeout_s: float,
+    as_json: bool,
+) -> int:
+    sent = Command(
+        v=1,
+        command_id=uuid.uuid4().hex,
+        rollout=name,
+        ts_us=time.time_ns() // 1000,
+        command=command,
+        arguments=arguments,
+        by=_operator(),
+        expects=_expects(expect),
+    )
+    decision = run(ask(config.kafka, sent, timeout_s))
+    if as_json:
+        answer = {"accepted": decision.kind == "command", "command_id": sent.command_id, "decision": decision}
+        click.echo(msgspec.json.encode(answer).decode())
+    else:
+        click.echo(answer_line(name, decision), err=decision.kind != "command")
+    return exit_code(command, decision)
+
+
+def answer_line(name: str, decision: Decision) -> str:
+    """The gate's answer for a person."""
+    if decision.kind != "command" or decision.directive is None:
+        return f"{name}: refused: {decision.reason}"
+    directive = decision.directive
+    split = " · ".join(f"{version} {percent:g} %" for version, percent in directive.weights.items())
+    return (
+        f"{name}: {decision.reason} · generation {directive.generation} epoch {directive.epoch}"
+        f" · {directive.state} · {split}"
+    )
+
+
+def exit_code(command: CommandName, decision: Decision) -> Exit:
+    """0 obeyed; refused: 4 without a pass, 2 where the input was wrong, else 1."""
+    if decision.kind == "command":
+        return Exit.OK
+    if ": no pass: " in decision.reason:
+        return Exit.NOT_ENOUGH_DATA
+    return Exit.USAGE if command in ("start", "policy") else Exit.BAD
+
+
+def _expects(text: str | None) -> Expects | None:
+    if text is None:
+        return None
+    try:
+        generation, epoch = (int(part) for part in text.split(","))
+        return msgspec.convert({"generation": generation, "epoch": epoch}, Expects)
+    except (ValueError, msgspec.ValidationError):
+        raise CommandError(
+            f"--expect {text!r}: GENERATION,EPOCH is expected, such as 2,17", Exit.USAGE
+        ) from None
+
+
+def _operator() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"

@@ -1,0 +1,139 @@
+"""`klaxon status`: what is deciding, what is not, and why."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import click
+import msgspec
+from msgspec import Struct
+
+from pipeline.cli.exits import Exit
+from pipeline.cli.gate_link import require_topics, run, tail
+from pipeline.cli.options import config_option, json_option
+from pipeline.cli.standing import Standing, deciding, human, read_standings
+from pipeline.config import Config
+from pipeline.workers.broker import partition_counts
+from pipeline.workers.content import content_settings
+from pipeline.workers.records import Partition, Record
+from schemas.buckets import FinalBuckets
+from schemas.topics import SOURCES, Topic
+
+TAIL: Final = 400
+"""Records of final buckets that are looked at: several seconds of every source."""
+WORKER: Final = {Topic.LOGITS.value: "pair"}
+"""Source topic → the worker that closes its seconds; all others are measure's."""
+
+
+class SourceStanding(Struct, frozen=True, kw_only=True):
+    """A source partition. `closed_through`: its newest closed second, null if nothing was heard lately."""
+
+    source: str
+    worker: str
+    closed_through: int | None
+    age_s: int | None
+    whole: bool
+    problem: str
+
+
+@click.command()
+@config_option
+@json_option
+def status(config: Config, as_json: bool) -> int:
+    """What is deciding, what is not, and why: roll-outs, and the sources their evidence comes from.
+
+    Example: klaxon status --json
+    """
+    standings, sources = run(_read(config))
+    now_us = time.time_ns() // 1000
+    judged = [{"rollout": one.rollout, "deciding": yes, "why": why} for one in standings
+              for yes, why in [deciding(one, now_us)]]  # fmt: skip
+    if as_json:
+        told = {"deciding": judged, "rollouts": standings, "sources": sources}
+        click.echo(msgspec.json.encode(told).decode())
+        return Exit.OK
+    for one in standings:
+        click.echo(human(one, now_us))
+    if not standings:
+        click.echo("no roll-out is known; start one with `klaxon rollout start SPEC`")
+    for line in source_lines(sources):
+        click.echo(line)
+    return Exit.OK
+
+
+async def _read(config: Config) -> tuple[list[Standing], list[SourceStanding]]:
+    await require_topics(config.kafka, (*SOURCES, Topic.BUCKETS))
+    standings = await read_standings(config.kafka)
+    counts = await partition_counts(config.kafka, SOURCES)
+    records = await tail(config.kafka, Partition(Topic.BUCKETS.value, 0), TAIL)
+    settings = content_settings(config.content)
+    sources = source_standings(
+        {topic.value: counts[topic] for topic in SOURCES},
+        records,
+        settings.hash,
+        time.time_ns() // 1000,
+        config.gate.blind_after_s,
+    )
+    return standings, sources
+
+
+def source_standings(
+    counts: dict[str, int], records: list[Record], settings_hash: str, now_us: int, blind_after_s: int
+) -> list[SourceStanding]:
+    """Every source as the newest final buckets tell of it, and what is wrong with it."""
+    latest: dict[tuple[str, int], FinalBuckets] = {}
+    for record in records:
+        try:
+            final = msgspec.msgpack.decode(record.value, type=FinalBuckets)
+        except msgspec.MsgspecError:
+            continue  # not ours; the gate counts and dead-letters it
+        before = latest.get((final.topic, final.partition))
+        if before is None or final.closed_through >= before.closed_through:
+            latest[final.topic, final.partition] = final
+    return [
+        _source(topic, partition, latest.get((topic, partition)), settings_hash, now_us, blind_after_s)
+        for topic, count in counts.items()
+        for partition in range(count)
+    ]
+
+
+def _source(
+    topic: str,
+    partition: int,
+    final: FinalBuckets | None,
+    settings_hash: str,
+    now_us: int,
+    blind_after_s: int,
+) -> SourceStanding:
+    worker = WORKER.get(topic, "measure")
+    age_s = None if final is None else max(0, now_us // 1_000_000 - final.closed_through)
+    problem = ""
+    if final is None or age_s is None:
+        problem = f"nothing heard: is `klaxon worker {worker}` running?"
+    elif age_s > blind_after_s:
+        problem = f"closes nothing for {age_s} s: is `klaxon worker {worker}` running, or far behind?"
+    elif final.settings_hash != settings_hash:
+        problem = "closed with other content settings: give all workers the same `content` section"
+    elif final.whole_from > final.closed_through:
+        problem = f"its worker warms up until second {final.whole_from}"
+    return SourceStanding(
+        source=f"{topic}/{partition}",
+        worker=worker,
+        closed_through=None if final is None else final.closed_through,
+        age_s=age_s,
+        whole=not problem,
+        problem=problem,
+    )
+
+
+def source_lines(sources: list[SourceStanding]) -> list[str]:
+    """Bad sources one by one, good ones in a sentence."""
+    bad = [one for one in sources if one.problem]
+    lines = [f"{one.source}: {one.problem}" for one in bad]
+    good = [one.age_s for one in sources if not one.problem and one.age_s is not None]
+    if good:
+        lines.append(
+            f"{len(good)} of {len(sources)} sources close their seconds, the slowest {max(good)} s ago"
+        )
+    return lines
