@@ -212,8 +212,15 @@ class Archive:
         read_through = int(read[0])
         if count == 0:
             return Checkpoint(read_through + 1 if read_through else 0, None)
-        found = len(self._stored_places(table, topic.value, partition, first, last))
-        if found < expected:
+        ((found,),) = self._store.rows(
+            f"""
+            SELECT uniqExact(off, pos) FROM {table}
+            WHERE topic = {{topic:String}} AND part = {{part:UInt32}}
+                AND off BETWEEN {{first:UInt64}} AND {{last:UInt64}}
+            """,  # noqa: S608 (names of ours)
+            {**where, "first": first, "last": last},
+        )
+        if int(found) < expected:
             return Checkpoint(first, Range(first, last))
         return Checkpoint(max(last, read_through) + 1, None)
 
@@ -254,7 +261,8 @@ class Archive:
             try:
                 if attempt:
                     self._passing("before_insert")
-                    self._store.insert(table, columns, token)
+                    sent = self._store.insert(table, columns, token)
+                    verify = verify or sent > 1
                     self._passing("after_insert")
                 if not verify or table != block.table:
                     return True

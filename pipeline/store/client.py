@@ -24,6 +24,8 @@ from clickhouse_connect.driver.exceptions import (
     InternalError,
     OperationalError,
 )
+from clickhouse_connect.driver.httputil import get_pool_manager_options
+from urllib3 import BaseHTTPResponse, PoolManager
 
 from pipeline.store.errors import (
     FolderInUseError,
@@ -87,11 +89,36 @@ def embedded_folder(dsn: str) -> Path | None:
     )
 
 
+class CountingPool(PoolManager):
+    """HTTP connections that count requests per thread.
+
+    The driver sends an insert again unasked when the connection breaks; a success that needed a second
+    request must be verified, so it must be seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(**get_pool_manager_options())
+        self._requests = threading.local()
+
+    @property
+    def requests(self) -> int:
+        """Requests of the calling thread so far."""
+        return getattr(self._requests, "count", 0)
+
+    def request(self, *args: Any, **kwargs: Any) -> BaseHTTPResponse:
+        """As PoolManager.request."""
+        self._requests.count = self.requests + 1
+        return super().request(*args, **kwargs)
+
+
 class Store:
     """An open connection. Raises StoreUnavailableError, QueryError or RowError, never the driver's own."""
 
-    def __init__(self, client: Any, where: str, database: str, folder: Path | None) -> None:
+    def __init__(
+        self, client: Any, where: str, database: str, folder: Path | None, pool: CountingPool | None
+    ) -> None:
         self._client = client
+        self._pool = pool
         self._where = where
         self._folder = folder
         self.database: Final = database
@@ -129,9 +156,10 @@ class Store:
             raise _translated(error, self._where) from None
         return result
 
-    def insert(self, table: str, columns: Mapping[str, Sequence[object]], token: str) -> None:
+    def insert(self, table: str, columns: Mapping[str, Sequence[object]], token: str) -> int:
         """Insert columns of equal length as one block under a de-duplication token.
 
+        Returns how often the rows were sent: more than once if the driver met a broken connection.
         A token stands for exactly these rows: ClickHouse silently drops other rows under a used token.
         Raises RowError where a value does not fit its column.
         """
@@ -141,6 +169,7 @@ class Store:
             if types is None:
                 context = self._client.create_insert_context(table, column_names=names)
                 types = self._column_types[table, names] = context.column_types
+            before = self._pool.requests if self._pool is not None else 0
             self._client.insert(
                 table,
                 list(columns.values()),
@@ -149,6 +178,7 @@ class Store:
                 column_oriented=True,
                 settings={**INSERT_SETTINGS, "insert_deduplication_token": token},
             )
+            return self._pool.requests - before if self._pool is not None else 1
         except DataError as error:
             raise RowError(f"table {table}: {_first_line(error)}") from None
         except (TypeError, ValueError, OverflowError) as error:
@@ -168,6 +198,8 @@ class Store:
     def close(self) -> None:
         """Close the connection; a chDB folder is free again once all of this process's are closed."""
         self._client.close()
+        if self._pool is not None:
+            self._pool.clear()
         if self._folder is not None:
             with _open_folders_lock:
                 _open_folders[self._folder] -= 1
@@ -190,18 +222,19 @@ def connect(
     folder = embedded_folder(dsn)
     where = _without_password(dsn)
     if create_database:
-        first = _open(dsn, None, username, password, folder, settings)
+        first = _open(dsn, None, username, password, folder, settings, None)
         try:
             first.command(f"CREATE DATABASE IF NOT EXISTS `{database}`")
         except ClickHouseError as error:
             raise _translated(error, where) from None
         finally:
             first.close()
-    client = _open(dsn, database, username, password, folder, settings)
+    pool = CountingPool() if folder is None else None
+    client = _open(dsn, database, username, password, folder, settings, pool)
     if folder is not None:
         with _open_folders_lock:
             _open_folders[folder] += 1
-    return Store(client, where, database, folder)
+    return Store(client, where, database, folder, pool)
 
 
 def connect_read_only(
@@ -234,6 +267,7 @@ def _open(
     password: str,
     folder: Path | None,
     settings: Mapping[str, object] | None,
+    pool: CountingPool | None,
 ) -> Any:
     arguments: dict[str, Any] = {"settings": dict(settings or {})}
     if database is not None:
@@ -253,6 +287,7 @@ def _open(
             "send_receive_timeout": SEND_RECEIVE_TIMEOUT_S,
             # Sessions serialise; our statements share none.
             "autogenerate_session_id": False,
+            "pool_mgr": pool,
         }
     try:
         return clickhouse_connect.get_client(dsn=dsn, **arguments)
@@ -304,7 +339,7 @@ def _first_line(error: Exception) -> str:
     """ClickHouse's own message without what the driver puts around it, first line only."""
     message = str(error).strip() or type(error).__name__
     found = re.search(r"Code: \d+\. DB::Exception:", message)
-    return message[found.start() if found else 0 :].splitlines()[0]
+    return message[found.start() if found else 0 :].splitlines()[0].partition(" (for url ")[0]
 
 
 def _short(message: str) -> str:

@@ -65,7 +65,7 @@ def run_query(store: Store, sql: str) -> QueryResult:
 
 def bare(sql: str) -> str:
     """The statement without what ends it: a FORMAT clause will follow."""
-    return sql.strip().rstrip(";").rstrip()
+    return sql.strip().rstrip("; \t\r\n")
 
 
 def listen_address(text: str) -> tuple[str, int]:

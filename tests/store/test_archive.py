@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.store.archive import TABLES, Archive, ArchivePartition, Checkpoint
-from pipeline.store.blocks import Block, BlockLimits
+from pipeline.store.blocks import Block, BlockLimits, Range
 from pipeline.store.client import Store
 from pipeline.store.errors import QueryError, RowError, StoreUnavailableError
 from schemas.topics import TICK, Topic
@@ -65,7 +65,7 @@ class Flaky:
     def rows(self, sql: str, parameters: Mapping[str, object] | None = None) -> list[tuple[Any, ...]]:
         return self.store.rows(sql, parameters)
 
-    def insert(self, table: str, columns: Mapping[str, Sequence[object]], token: str) -> None:
+    def insert(self, table: str, columns: Mapping[str, Sequence[object]], token: str) -> int:
         self.tokens.append(token)
         failure = self.failures.pop(0) if self.failures else ""
         if failure == "poisoned":
@@ -83,7 +83,7 @@ class Flaky:
             raise RowError("table t: does not fit")
         if failure:
             raise StoreUnavailableError("ClickHouse cannot be reached")
-        self.store.insert(table, columns, token)
+        return self.store.insert(table, columns, token)
 
 
 def flaky(store: Store, *failures: str) -> tuple[Archive, Flaky]:
@@ -216,7 +216,7 @@ def test_a_partial_block_is_completed_first(store: Store, lost: slice) -> None:
     log = request_log(8, 60)
     block = partial(store, log[:20], lost)
     archive = Archive(store, SMALL, "next")
-    assert archive.checkpoint(TOPIC, 0) == Checkpoint(block.first, archive.checkpoint(TOPIC, 0).completing)
+    assert archive.checkpoint(TOPIC, 0) == Checkpoint(block.first, Range(block.first, block.last))
     part = drive(archive, log)
     assert part.read_from == block.first
     assert archive.gauges()["repaired_rows"] > 0
@@ -277,7 +277,7 @@ def test_control_range_tokens_on_a_plain_table_double_rows_when_blocks_are_cut_a
     committed = log[10].offset
     run(SMALL, 0)
     run(SMALL, 0)
-    once = [place for place in store.rows("SELECT off, pos FROM plain ORDER BY off, pos")]
+    once = store.rows("SELECT off, pos FROM plain ORDER BY off, pos")
     assert once == expected_places(log), "cut alike, tokens do their work"
     run(BlockLimits(rows=25, size_bytes=1 << 20, age_us=1_000), committed)
     rows = store.rows("SELECT off, pos FROM plain ORDER BY off, pos")
@@ -353,12 +353,8 @@ def test_what_only_the_archive_reads_is_handed_back_for_the_dead_letter(store: S
 
 def test_rows_replaced_by_later_ones_do_not_keep_a_block_from_being_complete(store: Store) -> None:
     """After a merge a newer block may have taken a pair's row: completing ends all the same."""
-    log = [
-        LogRecord(0, START_US, packed(pair_batch()), None),
-        LogRecord(5, START_US, packed(pair_batch()), None),
-    ]
-    both = pair_batch(n=3)
-    log.append(LogRecord(9, START_US, packed(both), None))
+    batches = [pair_batch(), pair_batch(), pair_batch(n=3)]
+    log = [LogRecord(at, START_US, packed(batch), None) for at, batch in zip((0, 5, 9), batches, strict=True)]
 
     def run(boot: str) -> Archive:
         archive = Archive(store, SMALL, boot)
@@ -373,6 +369,7 @@ def test_rows_replaced_by_later_ones_do_not_keep_a_block_from_being_complete(sto
     run("a")
     store.command("OPTIMIZE TABLE pair_scores FINAL")
     before = store.rows("SELECT * FROM v_pair_scores ORDER BY ALL")
+    assert Archive(store, SMALL, "b").checkpoint(Topic.PAIRS, 0).completing is not None
     run("b")
     assert store.rows("SELECT * FROM v_pair_scores ORDER BY ALL") == before
 

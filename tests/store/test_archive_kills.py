@@ -26,8 +26,8 @@ POINTS = (
     "after_commit",
 )
 SEED = 4_000
-RECORDS = 800
-ROUNDS_PER_POINT = 3
+RECORDS = 600
+ROUNDS_PER_POINT = 2
 
 
 def run(folder: Path, point: str, nth: int = 1) -> tuple[int, list[dict[str, Any]]]:

@@ -149,7 +149,7 @@ def check(row: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def like(expected: Any, found: Any) -> Any:
-    """`found` with integers read as floats where floats are expected: ClickHouse prints 1e16 as 1 and zeros."""
+    """`found`, integers read as floats where floats are expected: ClickHouse prints 1e16 with zeros."""
     if isinstance(expected, float) and isinstance(found, int):
         return float(found)
     if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():

@@ -1,0 +1,259 @@
+"""Reading: the client's errors, the read-only handle, the query endpoint, `klaxon migrate`, `klaxon sql`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from pipeline.store.client import ReadLimits, Store, connect, connect_read_only, embedded_folder
+from pipeline.store.errors import QueryError, RowError, StoreError, StoreUnavailableError
+from pipeline.store.queries import QueryEndpoint, bare, listen_address, query_endpoint, run_query
+from tests.store.conftest import folder_of
+
+
+def klaxon(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("KLAXON_")}
+    return subprocess.run(
+        [sys.executable, "-c", "from pipeline.cli.main import main; main()", *arguments],
+        env={**environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def endpoint(engine: str, store: Store) -> Iterator[str]:
+    served = QueryEndpoint(connect_read_only(engine, store.database), "127.0.0.1:0")
+    yield served.address
+    served.close()
+
+
+@pytest.mark.parametrize(
+    ("dsn", "folder"),
+    [
+        ("chdb:///a/b", "/a/b"),
+        ("chdb:////a/b", "/a/b"),
+        ("http://ch:8123", None),
+        ("https://user:secret@ch:8443/x", None),
+    ],
+)
+def test_addresses(dsn: str, folder: str | None) -> None:
+    assert embedded_folder(dsn) == (None if folder is None else Path(folder))
+
+
+@pytest.mark.parametrize("dsn", ["", "foo", "chdb:", "chdb://host/a", "clickhouse://x", "http://", "/a/b"])
+def test_wrong_addresses_are_refused_with_what_is_expected(dsn: str) -> None:
+    with pytest.raises(StoreError, match="expected http://host:8123"):
+        embedded_folder(dsn)
+
+
+def test_a_password_is_never_shown() -> None:
+    with pytest.raises(StoreError) as raised:
+        embedded_folder("clickhouse://user:secret@host")
+    assert "secret" not in str(raised.value)
+
+
+def test_a_missing_database_names_the_remedy(engine: str) -> None:
+    with pytest.raises(QueryError, match=r"no database 'nowhere'; create it with `klaxon migrate`"):
+        connect(engine, "nowhere")
+
+
+def test_values_that_do_not_fit_are_a_row_error(store: Store) -> None:
+    with pytest.raises(RowError, match="archive_progress"):
+        store.insert("archive_progress", {"topic": ["t"], "part": [-1], "upto": [1]}, "a")
+    with pytest.raises(RowError, match="archive_progress"):
+        store.insert("archive_progress", {"topic": ["\ud800"], "part": [1], "upto": [1]}, "b")
+    assert store.rows("SELECT count() FROM archive_progress") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO archive_progress SELECT 't', 1, 1",
+        "DROP TABLE archive_progress",
+        "CREATE TABLE x (n UInt8) ENGINE = Memory",
+        "SELECT * FROM file('/etc/passwd', 'LineAsString')",
+        "SELECT * FROM url('http://127.0.0.1:1/', 'LineAsString')",
+        "SELECT 1 SETTINGS readonly = 0",
+        "SELECT 1 SETTINGS max_memory_usage = 0",
+        "SET readonly = 0",
+    ],
+)
+def test_the_read_only_handle_only_reads(engine: str, store: Store, statement: str) -> None:
+    reader = connect_read_only(engine, store.database)
+    with pytest.raises(QueryError):
+        run_query(reader, statement)
+    assert run_query(reader, "SELECT 1").rows == ((1,),)
+    reader.close()
+    store.insert("archive_progress", {"topic": ["t"], "part": [1], "upto": [1]}, "a")
+
+
+def test_limits_hold(engine: str, store: Store) -> None:
+    reader = connect_read_only(engine, store.database, limits=ReadLimits(rows=10, time_s=1))
+    with pytest.raises(QueryError, match="Limit for result exceeded"):
+        run_query(reader, "SELECT number FROM numbers(11)")
+    with pytest.raises(QueryError, match="Timeout exceeded"):
+        run_query(reader, "SELECT sleepEachRow(1) FROM numbers(3)")
+    reader.close()
+
+
+def test_results_are_plain_json_values(engine: str, store: Store) -> None:
+    reader = connect_read_only(engine, store.database)
+    sql = (
+        "SELECT 18446744073709551615 AS u, nan AS n, toDateTime64(1.5, 6, 'UTC') AS t, [1, 2] AS a, NULL AS x"
+    )
+    result = run_query(reader, sql)
+    assert result.names == ("u", "n", "t", "a", "x")
+    assert result.rows == ((2**64 - 1, None, "1970-01-01 00:00:01.500000", [1, 2], None),)
+    reader.close()
+
+
+def test_the_endpoint_answers_rows_and_clear_errors(endpoint: str) -> None:
+    result = query_endpoint(endpoint, "SELECT 1 AS one, 'ü' AS text;")
+    assert (result.names, result.types, result.rows) == (("one", "text"), ("UInt8", "String"), ((1, "ü"),))
+    with pytest.raises(QueryError, match=r"^Code: 62\. DB::Exception: Syntax error") as raised:
+        query_endpoint(endpoint, "SELEC 1")
+    assert raised.value.code == 62
+    with pytest.raises(QueryError, match="readonly"):
+        query_endpoint(endpoint, "INSERT INTO archive_progress SELECT 't', 1, 1")
+
+
+def test_the_endpoint_gives_tsv_where_asked(endpoint: str) -> None:
+    host, port = listen_address(endpoint)
+    connection = HTTPConnection(host, port, timeout=30)
+    connection.request("POST", "/", b"SELECT 1 AS a, 2 AS b", {"Accept": "text/tab-separated-values"})
+    answer = connection.getresponse()
+    assert answer.read() == b"a\tb\n1\t2\n"
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"Host": "evil.example:80"}, b"SELECT 1", 403),
+        ({"Content-Length": str(2 << 20)}, b"", 413),
+        ({"Content-Length": "-1"}, b"", 413),
+    ],
+)
+def test_the_endpoint_refuses_foreign_names_and_huge_queries(
+    endpoint: str, headers: dict[str, str], body: bytes, status: int
+) -> None:
+    host, port = listen_address(endpoint)
+    connection = HTTPConnection(host, port, timeout=30)
+    connection.putrequest("POST", "/", skip_host="Host" in headers)
+    for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        connection.putheader(name, value)
+    connection.endheaders(body)
+    assert connection.getresponse().status == status
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "listen", ["0.0.0.0:80", "192.168.1.1:80", "host:80", "127.0.0.1", "127.0.0.1:99999", ""]
+)
+def test_the_endpoint_is_never_opened_to_a_network(listen: str) -> None:
+    with pytest.raises(StoreError, match=r"archive\.query_listen"):
+        listen_address(listen)
+
+
+def test_a_taken_port_and_an_absent_endpoint(engine: str, store: Store) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(StoreError, match="choose a free port"):
+            QueryEndpoint(store, address)
+    with pytest.raises(StoreUnavailableError, match="query endpoint"):
+        query_endpoint(address, "SELECT 1")
+
+
+def test_statements_lose_their_end_only() -> None:
+    assert bare(" SELECT ';' ;\n; ") == "SELECT ';'"
+
+
+def test_sql_command_goes_through_the_owner_of_the_folder(engine: str, store: Store, endpoint: str) -> None:
+    variables = {"KLAXON_CLICKHOUSE_DSN": engine, "KLAXON_CLICKHOUSE_DATABASE": store.database}
+    locked = klaxon("sql", "SELECT 1", **variables)
+    assert locked.returncode == 3
+    assert "archive.query_listen" in locked.stderr
+    through = klaxon("sql", "--json", "SELECT 2 AS n", **variables, KLAXON_ARCHIVE_QUERY_LISTEN=endpoint)
+    assert (through.returncode, through.stderr) == (0, "")
+    assert json.loads(through.stdout) == {
+        "columns": [{"name": "n", "type": "UInt8"}],
+        "rows": [[2]],
+        "row_count": 1,
+    }
+    wrong = klaxon("sql", "SELEC", **variables, KLAXON_ARCHIVE_QUERY_LISTEN=endpoint)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("klaxon: Code: 62. DB::Exception: Syntax error")
+    assert len(wrong.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_migrate_and_sql_commands_on_a_free_folder(tmp_path: Path) -> None:
+    variables = {"KLAXON_CLICKHOUSE_DSN": f"chdb://{tmp_path / 'archive'}"}
+    absent = klaxon("sql", "SELECT 1", **variables)
+    assert (absent.returncode, "klaxon migrate" in absent.stderr) == (2, True)
+    first = klaxon("migrate", "--json", **variables)
+    assert first.returncode == 0, first.stderr
+    assert "0001_inference_log.sql" in json.loads(first.stdout)["applied"]
+    assert json.loads(klaxon("migrate", "--json", **variables).stdout)["applied"] == []
+    table = klaxon("sql", "SELECT 'x[red]y' AS text, 5 AS n", **variables)
+    assert table.returncode == 0
+    assert "x[red]y" in table.stdout
+    wide = klaxon("sql", "SELECT * FROM schema_migrations ORDER BY number LIMIT 1", **variables)
+    assert "0001_inference_log.sql" in wide.stdout
+    other = {**variables, "KLAXON_CLICKHOUSE_DATABASE": "other"}
+    missing = klaxon("sql", "SELECT 1", **other)
+    assert (missing.returncode, "klaxon migrate" in missing.stderr) == (2, True)
+
+
+def test_commands_without_a_server_end_with_3() -> None:
+    variables = {"KLAXON_CLICKHOUSE_DSN": "http://user:secret@127.0.0.1:1"}
+    for arguments in (("sql", "SELECT 1"), ("migrate",)):
+        done = klaxon(*arguments, **variables)
+        assert done.returncode == 3
+        assert len(done.stderr.splitlines()) == 1
+        assert "secret" not in done.stderr
+
+
+def test_edited_migration_ends_with_2(tmp_path: Path) -> None:
+    dsn = f"chdb://{tmp_path / 'archive'}"
+    assert folder_of(dsn) == tmp_path / "archive"
+    script = f"""
+import pipeline.store.migrate as m
+from pathlib import Path
+import shutil, sys
+folder = Path({str(tmp_path / "m")!r})
+if not folder.exists():
+    shutil.copytree(m.FOLDER, folder)
+else:
+    (folder / "0002_logit_summaries.sql").write_text("SELECT 1;")
+m.migrate.__kwdefaults__["folder"] = folder
+from pipeline.cli.main import main
+sys.argv = ["klaxon", "migrate"]
+main()
+"""
+    environ = {**os.environ, "KLAXON_CLICKHOUSE_DSN": dsn}
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        for _ in range(2)
+    ]
+    assert [run.returncode for run in runs] == [0, 2], runs[1].stderr
+    assert "0002_logit_summaries.sql was edited after it had been applied" in runs[1].stderr
+    assert "Traceback" not in runs[1].stderr
