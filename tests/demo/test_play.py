@@ -23,6 +23,7 @@ async def test_answers_are_published_when_complete_and_arrivals_are_compressed(t
         Fleet(recording, seed=1),
         lambda served: published.append((wall_us(), served)),
         lambda: Routing(3, 5.0),
+        lambda: 0,
     )
     started_us = wall_us()
     await player.run(lambda played: None)
@@ -58,6 +59,7 @@ async def test_without_a_fault_nothing_is_affected(tmp_path: Path) -> None:
         Fleet(recording, seed=1),
         lambda served: None,
         lambda: Routing(None, 0.0),
+        lambda: 0,
     )
     await player.run(lambda played: None)
     assert player.played.affected == 0
@@ -75,3 +77,31 @@ def test_the_split_of_user_traffic_follows_the_router(tmp_path: Path, percent: f
     assert users["control"] == 0
     assert users["baseline"] + users["canary"] == 800
     assert users["canary"] / 8 == pytest.approx(percent, abs=6)
+
+
+async def test_a_backlog_stretches_the_traffic(tmp_path: Path) -> None:
+    """While the publisher is behind nothing arrives; afterwards the gaps are as before, none is made up."""
+    recording = read_recording(write_recording(tmp_path, duration_us=1_000))
+    out: list[int] = []
+    held_up_looks = 0
+
+    def backlog() -> int:
+        nonlocal held_up_looks
+        if len(out) > 20 and held_up_looks < 3:
+            held_up_looks += 1
+            return 1_000
+        return 0
+
+    player = Player(
+        Script(requests=40, speed=1.0, fault_from=None),
+        iter([Arrival(i * 1_000, "chat", 100) for i in range(40)]),
+        Fleet(recording, seed=1),
+        lambda served: out.append(served.request.ts_us),
+        lambda: Routing(None, 0.0),
+        backlog,
+    )
+    await player.run(lambda played: None)
+    assert player.played.requests == 40
+    assert held_up_looks == 3
+    # Held up for at least once 20 ms; nothing came early to make up for it.
+    assert max(out) - min(out) >= 39_000 + 20_000

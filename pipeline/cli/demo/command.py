@@ -29,18 +29,18 @@ Example: klaxon demo
          klaxon demo --fault none
          klaxon demo --trace AzureLLMInferenceTrace_code.csv --speed 40 --keep /tmp/drill"""
 
-DEFAULT_REQUESTS: Final = 7200
+DEFAULT_REQUESTS: Final = 5200
 DEFAULT_LIVE_REQUESTS: Final = 120
-DEFAULT_SPEED: Final = 12.0
+DEFAULT_SPEED: Final = 8.0
 FILE: Final = click.Path(path_type=Path)
 
 
 @click.command(epilog=EXAMPLE)
-@click.option("--requests", type=click.IntRange(min=1), help="How many. [default: 7200; live engines: 120]")
+@click.option("--requests", type=click.IntRange(min=1), help="How many. [default: 5200; live engines: 120]")
 @click.option(
     "--speed",
     type=click.FloatRange(min=0, min_open=True),
-    help="[default: 12] Arrivals come so many times faster than measured; durations stay as recorded.",
+    help="[default: 8] Arrivals come so many times faster than measured; durations stay as recorded.",
 )
 @click.option(
     "--fault",

@@ -28,7 +28,7 @@ VERSIONS: Final[dict[Arm, str]] = {
 }
 NODES: Final[dict[Arm, tuple[str, ...]]] = {
     "baseline": ("base-1", "base-2", "base-3", "base-4"),
-    "canary": ("canary-1", "canary-2", "canary-3", "canary-4"),
+    "canary": ("canary-1", "canary-2", "canary-3"),
     "control": ("control-1", "control-2"),
 }
 FAULTY_NODE: Final = "canary-3"

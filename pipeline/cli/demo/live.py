@@ -22,7 +22,7 @@ from pipeline.cli.demo.traffic import Arrival
 from schemas.events import Arm
 
 MAX_TOKENS: Final = 16
-CANARIES: Final = (FAULTY_NODE, "canary-4")
+CANARIES: Final = (FAULTY_NODE, "canary-2")
 """Two nodes are enough for a few requests."""
 DOCUMENTS: Final = (("short", "heapq", 420), ("long", "argparse", 2070))
 ABOUT: Final = About(

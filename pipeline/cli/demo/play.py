@@ -8,12 +8,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Final
 
 from pipeline.cli.demo.fleet import Fleet, Routing, Served
 from pipeline.cli.demo.traffic import Arrival
 from schemas.events import Arm
 
-LONGEST_SLEEP_S = 0.05
+LONGEST_SLEEP_S: Final = 0.05
+OVERDUE_US: Final = 200_000
+"""An answer that is handed over so much too late says that this process gets too little of the machine."""
+MOST_BACKLOG: Final = 200
+HOLD_UP_US: Final = 20_000
+"""How long no request arrives before looking again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,11 @@ def wall_us() -> int:
 
 
 class Player:
-    """One run of traffic. `publish` must not block; `routing` says what the gateway knows now."""
+    """One run of traffic. `publish` must not block; `routing` says what the gateway knows now.
+
+    `backlog`: events handed to `publish` that are not out yet. While there are many, or answers are overdue,
+    no request arrives: a slow machine stretches the traffic, it does not make its events late.
+    """
 
     def __init__(
         self,
@@ -99,12 +109,14 @@ class Player:
         fleet: Fleet,
         publish: Callable[[Served], None],
         routing: Callable[[], Routing],
+        backlog: Callable[[], int],
     ) -> None:
         self._script = script
         self._arrivals = islice(arrivals, script.requests)
         self._fleet = fleet
         self._publish = publish
         self._routing = routing
+        self._backlog = backlog
         self._due: list[tuple[int, int, Served]] = []
         self._sequence = 0
         self._tally = Tally()
@@ -120,18 +132,26 @@ class Player:
         pending = next(self._arrivals, None)
         while pending is not None or self._due:
             now_us = wall_us()
-            while pending is not None and start_us + pending.at_us / self._script.speed <= now_us:
-                self._arrive(pending, now_us)
-                pending = next(self._arrivals, None)
+            overdue_us = now_us - self._due[0][0] if self._due else 0
             while self._due and self._due[0][0] <= now_us:
                 self._complete(heapq.heappop(self._due)[2])
+            held_up = overdue_us > OVERDUE_US or self._backlog() > MOST_BACKLOG
+            while pending is not None and (behind_us := now_us - self._at_us(start_us, pending)) >= 0:
+                if held_up:
+                    start_us += behind_us + HOLD_UP_US
+                    break
+                self._arrive(pending, now_us)
+                pending = next(self._arrivals, None)
             on_progress(self.played)
             await asyncio.sleep(self._pause_s(start_us, pending))
+
+    def _at_us(self, start_us: int, arrival: Arrival) -> int:
+        return start_us + int(arrival.at_us / self._script.speed)
 
     def _pause_s(self, start_us: int, pending: Arrival | None) -> float:
         upcoming = []
         if pending is not None:
-            upcoming.append(start_us + pending.at_us / self._script.speed)
+            upcoming.append(self._at_us(start_us, pending))
         if self._due:
             upcoming.append(self._due[0][0])
         if not upcoming:

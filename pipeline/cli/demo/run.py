@@ -101,8 +101,8 @@ async def run(plan: Plan, folder: Path, console: Console) -> Result:
         made = await running.enter_async_context(stage(folder, plan.join_timeout_s, say))
         await running.enter_async_context(router(made, view))
         await _ready(plan, made, view, say)
-        async with publisher(made) as publish:
-            player = _player(plan, live, view, publish)
+        async with outlet(made) as out:
+            player = _player(plan, live, view, out)
             await _play(plan, player, made, view, console)
         played = player.played
         await _settle(plan, made, view)
@@ -175,8 +175,17 @@ async def _ready(plan: Plan, made: Stage, view: RouterView, say: Callable[[str],
     say(f"four workers and a router run; roll-out {ROLLOUT} started (logs in {made.folder / 'logs'})")
 
 
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """Where answers go."""
+
+    publish: Callable[[Served], None]
+    backlog: Callable[[], int]
+    """Events that are accepted and not acknowledged yet."""
+
+
 @asynccontextmanager
-async def publisher(made: Stage) -> AsyncIterator[Callable[[Served], None]]:
+async def outlet(made: Stage) -> AsyncIterator[Outlet]:
     """Hands both events of an answer to agents/publish; everything is sent before it ends."""
     kafka = made.config.kafka
     producer = KafkaRecordProducer(kafka.bootstrap, idempotent=kafka.transactions)
@@ -188,7 +197,7 @@ async def publisher(made: Stage) -> AsyncIterator[Callable[[Served], None]]:
         sender.publish(served.logit)
 
     try:
-        yield publish
+        yield Outlet(publish, lambda: sender.stats().queued_events)
     finally:
         stats = await sender.close(deadline_s=10.0)
     dropped = sum(stats.dropped.values())
@@ -196,9 +205,7 @@ async def publisher(made: Stage) -> AsyncIterator[Callable[[Served], None]]:
         raise StageError(f"the publisher dropped {dropped} of {stats.accepted} events: {dict(stats.dropped)}")
 
 
-def _player(
-    plan: Plan, live: Engines | None, view: RouterView, publish: Callable[[Served], None]
-) -> Player | LivePlayer:
+def _player(plan: Plan, live: Engines | None, view: RouterView, out: Outlet) -> Player | LivePlayer:
     def routing() -> Routing:
         line = view.latest
         return Routing(None, 0.0) if line is None else Routing(line.generation, line.canary_percent)
@@ -206,9 +213,10 @@ def _player(
     traffic = plan.traffic
     if traffic is not None:
         script = Script(plan.requests, traffic.speed, plan.fault_from)
-        return Player(script, traffic.arrivals, Fleet(traffic.recording, plan.seed), publish, routing)
+        fleet = Fleet(traffic.recording, plan.seed)
+        return Player(script, traffic.arrivals, fleet, out.publish, routing, out.backlog)
     assert live is not None
-    return LivePlayer(Script(plan.requests, 1.0, plan.fault_from), live, plan.seed, publish, routing)
+    return LivePlayer(Script(plan.requests, 1.0, plan.fault_from), live, plan.seed, out.publish, routing)
 
 
 async def _play(
