@@ -337,7 +337,7 @@ def live(
     """Feed a whole log through a source that is killed `restarts` times and starts anew from its commit."""
     rng = random.Random(seed)
     published = Published()
-    deaths = sorted(rng.randrange(1, len(records)) for _ in range(restarts)) if records else []
+    deaths = sorted(rng.randrange(len(records)) for _ in range(restarts)) if records else []
     for death in [*deaths, len(records)]:
         source = make()
         acknowledged: int | None = None

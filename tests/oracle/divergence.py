@@ -6,6 +6,8 @@ the vocabulary. The two ratios are found by bisection.
 
 from __future__ import annotations
 
+import ast
+import functools
 import math
 import struct
 from typing import Any
@@ -105,6 +107,18 @@ def score(baseline: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
     Scored: the mean of each measure over the compared positions in units of 2⁻³⁰, `positions`, `logits`.
     """
+    return dict(_score(_answer(baseline), _answer(other)))
+
+
+def _answer(event: dict[str, Any]) -> str:
+    """What of an event its scores depend on, as text."""
+    names = ("kind", "definition", "source", "precision", "tokens", "top_ids", "top_logprobs")
+    return repr({name: event[name] for name in names if name in event})
+
+
+@functools.cache
+def _score(baseline_text: str, other_text: str) -> dict[str, Any]:
+    baseline, other = ast.literal_eval(baseline_text), ast.literal_eval(other_text)
     kind = baseline.get("kind", "logprobs")
     if baseline["definition"] != other["definition"] or kind != other.get("kind", "logprobs"):
         return {"outcome": "definition_mismatch"}
