@@ -1,0 +1,1 @@
+"""Real processes on real Apache Kafka, judged by the offline oracle."""

@@ -1,0 +1,455 @@
+"""The judge: what the workers wrote against what the oracle computes from the same topics.
+
+Every function returns differences, one line each; an empty list is a pass. It reads records as they lie in
+the topics, the JSON that was sent, and rows of the archive; the pipeline takes no part in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from schemas.buckets import FinalBuckets
+from schemas.pairs import PairBatch
+from schemas.topics import CONTENT_TYPE, TICK, Topic, gating_partition
+from tests import oracle
+from tests.oracle.log import closed_through
+from tests.oracle.pairs import logit_content
+from tests.system.decisions import Evidence, differences
+from tests.system.workload import PARTITIONS, Batch, Traffic
+
+SHOWN: Final = 8
+Place = tuple[str, int]
+Contents = dict[int, dict[Any, dict[tuple[str, str], dict[str, Any]]]]
+_FINALS: Final = msgspec.msgpack.Decoder(FinalBuckets)
+_PAIRS: Final = msgspec.msgpack.Decoder(PairBatch)
+
+
+def decode_final(value: bytes) -> FinalBuckets:
+    """A record of `klaxon.buckets`."""
+    return _FINALS.decode(value)
+
+
+class Log:
+    """Everything in the topics, and what was sent."""
+
+    def __init__(
+        self,
+        records: Mapping[Place, Sequence[Any]],
+        sent: Mapping[tuple[str, int, int], Batch],
+        settings: oracle.Settings,
+    ) -> None:
+        # Finals first: what is copied later reaches at least as far.
+        self.finals = [list(found) for (topic, _), found in sorted(records.items()) if topic == Topic.BUCKETS]
+        self.records = {place: list(found) for place, found in records.items()}
+        self.sent = sent
+        self.settings = settings
+        self._inputs: dict[Place, list[dict[str, Any]]] = {}
+        self._content: dict[Place, Contents] = {}
+        self._pairs: dict[int, list[dict[str, Any]]] = {}
+        self._evidence: Evidence | None = None
+
+    def later(self, records: Mapping[Place, Sequence[Any]]) -> Log:
+        """The same inputs and content, with what the workers have written since."""
+        later = Log(records, self.sent, self.settings)
+        sources = (Topic.REQUESTS, Topic.LOGITS, Topic.TELEMETRY)
+        later.records |= {place: found for place, found in self.records.items() if place[0] in sources}
+        later._inputs, later._content, later._pairs = self._inputs, self._content, self._pairs
+        later._evidence = self._evidence
+        return later
+
+    def inputs(self, topic: Topic, partition: int) -> list[dict[str, Any]]:
+        """A source partition as the oracle reads it: ticks, and what was sent, at the broker's times."""
+        place = (topic.value, partition)
+        if place not in self._inputs:
+            self._inputs[place] = [self._input(record) for record in self.records[place]]
+        return self._inputs[place]
+
+    def _input(self, record: Any) -> dict[str, Any]:
+        is_tick = dict(record.headers).get(CONTENT_TYPE) == TICK.encode()
+        batch = None if is_tick else self.sent.get((record.topic, record.partition, record.offset))
+        assert is_tick or batch is not None, f"{record.topic}/{record.partition} {record.offset}: not sent"
+        return {
+            "offset": record.offset,
+            "append_us": record.timestamp * 1000,
+            "size_bytes": len(record.value or b""),
+            "events": None if batch is None else list(batch.events),
+            "producer": None if batch is None else batch.producer,
+        }
+
+    def content(self, topic: Topic, partition: int) -> Contents:
+        """Closed seconds of a source partition, by the oracle."""
+        place = (topic.value, partition)
+        if place not in self._content:
+            inputs = self.inputs(topic, partition)
+            if topic is Topic.REQUESTS:
+                self._content[place] = oracle.request_seconds(inputs, self.settings)
+            elif topic is Topic.TELEMETRY:
+                self._content[place] = oracle.telemetry_seconds(inputs, self.settings)
+            else:
+                self._content[place], self._pairs[partition] = logit_content(inputs, self.settings)
+        return self._content[place]
+
+    def pairs(self, partition: int) -> list[dict[str, Any]]:
+        """Scored pairs of a logits partition, by the oracle."""
+        self.content(Topic.LOGITS, partition)
+        return self._pairs[partition]
+
+    def position(self, partition: int, first: tuple[int, int]) -> tuple[int, int]:
+        """(offset, position in its record) of a logit event given by its index among the valid ones."""
+        offset, index = first
+        return offset, self.sent[Topic.LOGITS.value, partition, offset].positions[index]
+
+    def evidence(self) -> Evidence:
+        """What decisions rest on."""
+        if self._evidence is None:
+            self._evidence = self._gathered()
+        return self._evidence
+
+    def _gathered(self) -> Evidence:
+        numbers = range(PARTITIONS)
+        sources = (Topic.REQUESTS, Topic.LOGITS, Topic.TELEMETRY)
+        return Evidence(
+            logits=tuple(self.content(Topic.LOGITS, number) for number in numbers),
+            requests=tuple(self.content(Topic.REQUESTS, number) for number in numbers),
+            complete_through=min(
+                closed_through(self.inputs(topic, number), self.settings)
+                for topic in sources
+                for number in numbers
+            ),
+        )
+
+
+def finals(log: Log, topic: Topic, through: int) -> list[str]:
+    """Final buckets of all partitions of a source topic; every second up to `through` must be there."""
+    found: list[str] = []
+    for gating, records in enumerate(log.finals):
+        said = _statements(decode_final(record.value) for record in records)
+        for partition in range(PARTITIONS):
+            where = f"{topic.value}/{partition} for gating partition {gating}"
+            statements = said.get((topic.value, partition), [])
+            found += _uninterrupted(where, [(s["from"], s["through"]) for s in statements], through)
+            found += _content_differences(
+                where, statements, _share(log.content(topic, partition), gating), log.settings, through
+            )
+    return _shortened(found)
+
+
+def _statements(records: Iterable[FinalBuckets]) -> dict[Place, list[dict[str, Any]]]:
+    """Statements with their parts put together, by source, as they came. Parts of two writers may mix."""
+    found: dict[Place, list[dict[str, Any]]] = {}
+    opened: dict[Any, dict[str, Any]] = {}
+    for record in records:
+        place = (record.topic, record.partition)
+        key = (place, record.offset, record.closed_from, record.closed_through, record.parts)
+        said = (
+            opened.setdefault(key, {"part": 0, "seconds": {}}) if record.part else {"part": 0, "seconds": {}}
+        )
+        opened[key] = said
+        if said["part"] != record.part:
+            continue
+        said["part"] += 1
+        for second in record.seconds:
+            held = said["seconds"].setdefault(second.second, {})
+            for group in second.contents:
+                p = group.population
+                name = p and (p.rollout, p.generation, p.arm, p.model_version, p.differs)
+                cells = held.setdefault(name, {})
+                for cell in group.cells:
+                    cells[cell.dimension, cell.value] = _plain(cell)
+        if record.part + 1 == record.parts:
+            found.setdefault(place, []).append(
+                {
+                    "from": max(record.closed_from, record.whole_from),
+                    "through": record.closed_through,
+                    "seconds": said["seconds"],
+                }
+            )
+            del opened[key]
+    return found
+
+
+def _plain(cell: Any) -> dict[str, Any]:
+    return {
+        "counters": dict(cell.counters),
+        "measures": {
+            name: {
+                "count": m.count,
+                "sum": m.sum,
+                "min": m.min,
+                "max": m.max,
+                "bins": dict(zip(m.bins, m.counts, strict=True)),
+            }
+            for name, m in cell.measures.items()
+        },
+        "worst": [tuple(each) for each in cell.worst],
+    }
+
+
+def _uninterrupted(where: str, ranges: list[tuple[int, int]], through: int) -> list[str]:
+    """Every second from the first to `through` must be stated."""
+    next_second, gaps = 0, []
+    for first, last in sorted(ranges):
+        if first > next_second:
+            gaps.append(f"{where}: seconds {next_second} to {first - 1} were never published")
+        next_second = max(next_second, last + 1)
+    if next_second <= through:
+        gaps.append(f"{where}: closed through {next_second - 1}, expected {through}")
+    return gaps
+
+
+def _share(contents: Contents, gating: int) -> Contents:
+    """What of a source's content goes to a gating partition."""
+    share: Contents = {}
+    for second, held in contents.items():
+        mine = {
+            name: cells for name, cells in held.items() if name is None or gating_partition(name[0]) == gating
+        }
+        if mine:
+            share[second] = mine
+    return share
+
+
+def _content_differences(
+    where: str, statements: list[dict[str, Any]], expected: Contents, settings: oracle.Settings, through: int
+) -> list[str]:
+    found: list[str] = []
+    stated: set[int] = set()
+    for statement in statements:
+        seconds = statement["seconds"]
+        for second in seconds:
+            if not statement["from"] <= second <= statement["through"]:
+                found.append(f"{where}: second {second} lies outside its own statement")
+        within = {second for second in expected if statement["from"] <= second <= statement["through"]} | set(
+            seconds
+        )
+        stated |= within
+        for second in sorted(within):
+            if seconds.get(second, {}) != expected.get(second, {}):
+                found.append(f"{where} second {second}: {_first_difference(seconds, expected, second)}")
+    found += [
+        f"{where}: second {second} was never published"
+        for second in sorted(set(expected) - stated)
+        if second <= through
+    ]
+    return found
+
+
+def _first_difference(said: Contents, expected: Contents, second: int) -> str:
+    ours, theirs = said.get(second, {}), expected.get(second, {})
+    for name in sorted(ours.keys() | theirs.keys(), key=str):
+        for cell in sorted(ours.get(name, {}).keys() | theirs.get(name, {}).keys()):
+            a, b = ours.get(name, {}).get(cell), theirs.get(name, {}).get(cell)
+            if a != b:
+                return f"{name} {cell}: published {a}, expected {b}"
+    return "populations without cells differ"
+
+
+def pairs(log: Log, through_us: int) -> list[str]:
+    """`klaxon.pairs`: every pair scored up to this log time, each with the oracle's scores."""
+    found: list[str] = []
+    for partition in range(PARTITIONS):
+        expected = {
+            (*log.position(partition, pair["first"]), pair["arm"]): (
+                pair["name"],
+                pair["formed_us"],
+                pair["event_us"],
+                pair["late"],
+                pair["result"]["positions"],
+                *(pair["result"][name] for name in SCORES),
+            )
+            for pair in log.pairs(partition)
+        }
+        said: dict[Any, Any] = {}
+        for record in log.records[Topic.PAIRS.value, partition]:
+            for key, row in _pair_rows(_PAIRS.decode(record.value)):
+                if said.setdefault(key, row) != row:
+                    found.append(f"klaxon.pairs/{partition}: {key} was said twice, differently")
+        found += [
+            f"klaxon.pairs/{partition} {key}: published {row}, expected {expected.get(key)}"
+            for key, row in said.items()
+            if expected.get(key) != row
+        ]
+        found += [
+            f"klaxon.pairs/{partition} {key}: missing"
+            for key, row in expected.items()
+            if key not in said and row[1] <= through_us
+        ]
+    return _shortened(found)
+
+
+SCORES: Final = ("kl_lower", "kl_lower_max", "kl_floor", "js_lower", "tv_lower", "cosine", "top1_agree")
+
+
+def _pair_rows(batch: PairBatch) -> Iterable[tuple[Any, Any]]:
+    for at in range(len(batch.arm)):
+        key = (
+            batch.first_offset[at],
+            batch.first_position[at],
+            ("baseline", "canary", "control")[batch.arm[at]],
+        )
+        yield (
+            key,
+            (
+                batch.pair_id[at] or batch.signature[at],
+                batch.formed_us[at],
+                batch.event_us[at],
+                batch.late[at],
+                batch.positions[at],
+                *(getattr(batch, name)[at] for name in SCORES),
+            ),
+        )
+
+
+def dead_letters(log: Log, *, once: bool) -> list[str]:
+    """Every refusal with field, reason and position. `once`: nobody restarted, so nothing twice."""
+    expected = {
+        (topic, partition, offset, refusal.position): refusal
+        for (topic, partition, offset), batch in log.sent.items()
+        for refusal in batch.refusals
+    }
+    found: list[str] = []
+    said: Counter[Any] = Counter()
+    for (topic, _), records in log.records.items():
+        if topic != Topic.DEAD_LETTER:
+            continue
+        for record in records:
+            letter = json.loads(record.value)
+            key = (letter["topic"], letter["partition"], letter["offset"], letter["position"])
+            said[key] += 1
+            refusal = expected.get(key)
+            if refusal is None:
+                found.append(f"dead letter that nothing caused: {letter}")
+            elif letter["field"] != refusal.field or refusal.reason_contains not in letter["reason"]:
+                found.append(f"dead letter {letter}, expected {refusal}")
+    found += [f"no dead letter of {key}: {refusal}" for key, refusal in expected.items() if key not in said]
+    if once:
+        found += [f"{count} dead letters of {key}" for key, count in said.items() if count > 1]
+    return _shortened(found)
+
+
+def one_writer(log: Log) -> list[str]:
+    """Per roll-out, (generation, epoch) of what was committed: unique, rising, and one trip a generation."""
+    found: list[str] = []
+    for topic in (Topic.CONTROL, Topic.DECISIONS):
+        last: dict[str, tuple[int, int]] = {}
+        for (name, _), records in sorted(log.records.items()):
+            if name != topic:
+                continue
+            for record in records:
+                said = json.loads(record.value)
+                if topic is Topic.DECISIONS:
+                    if said["kind"] == "refused":
+                        continue
+                    said = said["directive"]
+                at = (said["generation"], said["epoch"])
+                before = last.get(said["rollout"], (0, -1))
+                if at[0] < before[0] or at[1] <= before[1]:
+                    found.append(f"{topic.value}: {said['rollout']} at {at} after {before}")
+                last[said["rollout"]] = at
+    trips = Counter(
+        (decision["directive"]["rollout"], decision["directive"]["generation"])
+        for (name, _), records in log.records.items()
+        if name == Topic.DECISIONS
+        for record in records
+        if (decision := json.loads(record.value))["kind"] == "trip"
+    )
+    found += [f"{count} trips of {key}" for key, count in trips.items() if count > 1]
+    return found
+
+
+def decided(log: Log, traffic: Traffic) -> list[str]:
+    """A roll-out's decisions: kinds, seconds and window values, and one trip per generation that is bad."""
+    place = (Topic.DECISIONS.value, gating_partition(traffic.rollout))
+    said = [
+        json.loads(record.value) for record in log.records[place] if record.key == traffic.rollout.encode()
+    ]
+    return differences(log.evidence(), traffic, said)
+
+
+ARCHIVED: Final = {
+    Topic.REQUESTS: "inference_log",
+    Topic.LOGITS: "logit_summaries",
+    Topic.TELEMETRY: "node_telemetry",
+}
+PLACES: Final = "SELECT part, off, pos, count() FROM {} GROUP BY part, off, pos"
+SUMS: Final = (
+    "SELECT rollout, ifNull(generation, -1), arm, count(), sum(duration_us), sum(input_tokens) FROM {} "
+    "GROUP BY 1, 2, 3"
+)
+DECIDED: Final = "SELECT part, off, count() FROM decisions GROUP BY part, off"
+SCORED: Final = "SELECT count() FROM v_pair_scores"
+QUERIES: Final = (
+    *(PLACES.format(table) for table in ARCHIVED.values()),
+    *(SUMS.format(table) for table in ("inference_log", "logit_summaries")),
+    DECIDED,
+    SCORED,
+)
+
+
+def archive(log: Log, rows: Mapping[str, list[list[Any]]]) -> list[str]:
+    """ClickHouse holds every event, pair and decision exactly once. `rows`: the answers to QUERIES."""
+    found: list[str] = []
+    for topic, table in ARCHIVED.items():
+        expected = {
+            (partition, offset, position): 1
+            for (name, partition, offset), batch in log.sent.items()
+            if name == topic
+            for position in batch.positions
+        }
+        said = {(int(p), int(o), int(at)): int(n) for p, o, at, n in rows[PLACES.format(table)]}
+        found += _counted(table, said, expected)
+        if topic is not Topic.TELEMETRY:
+            found += _counted(
+                f"sums of {table}",
+                {tuple(row[:3]): tuple(map(int, row[3:])) for row in rows[SUMS.format(table)]},
+                _sums(batch for (name, _, _), batch in log.sent.items() if name == topic),
+            )
+    decided = {
+        (place[1], record.offset): 1
+        for place, records in log.records.items()
+        if place[0] == Topic.DECISIONS
+        for record in records
+    }
+    found += _counted("decisions", {(int(p), int(o)): int(n) for p, o, n in rows[DECIDED]}, decided)
+    scored = len(
+        {
+            (partition, *key)
+            for partition in range(PARTITIONS)
+            for record in log.records[Topic.PAIRS.value, partition]
+            for key, _ in _pair_rows(_PAIRS.decode(record.value))
+        }
+    )
+    if int(rows[SCORED][0][0]) != scored:
+        found.append(f"v_pair_scores: {rows[SCORED][0][0]} pairs, expected {scored}")
+    return _shortened(found)
+
+
+def _sums(batches: Iterable[Batch]) -> dict[Any, Any]:
+    sums: dict[Any, list[int]] = {}
+    for batch in batches:
+        for event in batch.events:
+            key = (event["rollout"], event.get("generation", -1), event["arm"])
+            total = sums.setdefault(key, [0, 0, 0])
+            total[0] += 1
+            total[1] += event["duration_us"]
+            total[2] += event["input_tokens"]
+    return {key: tuple(total) for key, total in sums.items()}
+
+
+def _counted(what: str, said: Mapping[Any, Any], expected: Mapping[Any, Any]) -> list[str]:
+    return [
+        f"{what} {key}: archived {said.get(key, 0)}, expected {expected.get(key, 0)}"
+        for key in sorted(said.keys() | expected.keys(), key=str)
+        if said.get(key, 0) != expected.get(key, 0)
+    ]
+
+
+def _shortened(found: list[str]) -> list[str]:
+    if len(found) <= SHOWN:
+        return found
+    return [*found[:SHOWN], f"… and {len(found) - SHOWN} more"]
