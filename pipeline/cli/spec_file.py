@@ -15,8 +15,10 @@ from pipeline.core.gate.versions import SpecError, check_spec
 from pipeline.policy_file import PolicyError, parse_policy, read_policy_file
 from pipeline.yaml_lines import Document, YamlError, parse
 from schemas.control import ArmSpec, RolloutSpec
+from schemas.events import ARMS
 
 _UNKNOWN: Final = re.compile(r"unknown field `(.+?)`")
+_UNKNOWN_ARM: Final = re.compile(r"Invalid enum value '(.+?)'")
 _MISSING: Final = re.compile(r"missing required field `(.+?)`")
 
 
@@ -72,17 +74,15 @@ def _explain(path: str, document: Document, message: str) -> CommandError:
     parts: tuple[str | int, ...] = tuple(
         int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]$`]+", at)
     )
-    known = (
-        ArmSpec.__struct_fields__
-        if parts[:1] == ("arms",) and len(parts) > 1
-        else RolloutSpec.__struct_fields__
-    )
-    if parts and parts[-1] == "...":
-        parts = parts[:-1]
+    found = _UNKNOWN_ARM.search(what)
+    if found and " in `$.arms" in at:
+        parts, what = ("arms",), f"unknown arm {found[1]!r}{nearest(found[1], ARMS)}"
     found = _UNKNOWN.search(what)
     if found:
-        what += nearest(found[1], known)
-        parts = (*_arm_with(document, found[1], parts), found[1])
+        parts = _arm_with(document, found[1], parts)
+        known = ArmSpec.__struct_fields__ if parts[:1] == ("arms",) else RolloutSpec.__struct_fields__
+        what = f"unknown field {found[1]!r}{nearest(found[1], known)}"
+        parts = (*parts, found[1])
     found = _MISSING.search(what)
     if found:
         parts = (*parts, found[1])

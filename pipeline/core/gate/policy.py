@@ -69,7 +69,10 @@ class Metric:
         if self.statistic == "quantile":
             assert self.quantile is not None
             return f"{self.name} p{float(self.quantile * 100):g}"
-        return f"{self.name} mean" if self.statistic == "mean" else f"{self.name} {self.over} us"
+        if self.statistic == "mean":
+            return f"{self.name} mean"
+        assert self.over is not None
+        return f"{self.name} {self.over / 1000:g} ms"
 
 
 @dataclass(frozen=True, slots=True)

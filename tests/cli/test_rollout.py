@@ -1,0 +1,196 @@
+"""`klaxon rollout`: specs that are refused before anything is sent, and the gate's answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from asyncio.subprocess import PIPE
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.exits import CommandError, Exit
+from pipeline.cli.rollout import answer_line, exit_code
+from pipeline.cli.spec_file import read_spec
+from schemas.control import Decision, Directive, Inputs
+from tests.conftest import REPOSITORY
+from tests.kafka.broker import Broker
+from tests.kafka.processes import KLAXON, Worker
+from tests.workers.fleet import QUICK, fleet, send_pairs
+
+SPEC = """rollout: chat
+arms:
+  baseline: {model_version: v1, nodes: ["b-*"]}
+  canary: {model_version: v2, nodes: ["c-*"]}
+fallback: v1
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "spec.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line", "words"),
+    [
+        ("fallback: v1\n", "", 1, "fallback: missing"),
+        ("fallback: v1", "fallback: v2", 5, "canary itself"),
+        ("fallback: v1", "fallbak: v1", 1, "fallback: missing"),
+        ("fallback: v1", "fallback: v1\nstep: [1]", 6, "did you mean 'steps'"),
+        ("fallback: v1", "fallback: v1\nsteps: [5, 1]", 6, "rise"),
+        ("fallback: v1", "fallback: v1\nsteps: [5, 101]", 6, "steps.1"),
+        ("fallback: v1", "fallback: v1\npolicy: 'rules: 3'", 1, "spec.yaml: policy:1"),
+        ("model_version: v2", "modl_version: v2", 4, "model_version"),
+        ("canary:", "canry:", 2, "did you mean 'canary'"),
+        ('  canary: {model_version: v2, nodes: ["c-*"]}\n', "", 2, "canary missing"),
+        ("v2", "v1", 2, "both 'v1'"),
+        ("rollout: chat", "rollout: [chat", 1, "mend the YAML"),
+    ],
+)
+def test_bad_specs(tmp_path: Path, before: str, after: str, line: int, words: str) -> None:
+    assert before in SPEC
+    with pytest.raises(CommandError) as caught:
+        read_spec(written(tmp_path, SPEC.replace(before, after)), None)
+    assert words in str(caught.value)
+    assert caught.value.exit_code is Exit.USAGE
+    if "policy" not in words and "mend" not in words:
+        assert f"spec.yaml:{line}:" in str(caught.value)
+
+
+def test_a_policy_file_travels_in_the_spec(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("rules: [{id: a, metric: kl_lower, window: 5m, limit: 0.05, action: pause}]")
+    assert read_spec(written(tmp_path, SPEC), str(policy)).policy == policy.read_text()
+    policy.write_text("rules: 3")
+    with pytest.raises(CommandError, match=r"policy\.yaml:1"):
+        read_spec(written(tmp_path, SPEC), str(policy))
+
+
+def decision(kind: str, reason: str) -> Decision:
+    inputs = Inputs(offsets={}, command_offset=0, complete_through=0, now_us=0)
+    directive = Directive(
+        rollout="chat", generation=1, epoch=2, ts_us=0, lease_until_us=0, dead_man_us=0, state="observing",
+        weights={"v1": 99.0, "v2": 1.0}, last_promoted={}, fallback="v1",
+    )  # fmt: skip
+    return Decision(kind=kind, directive=directive, inputs=inputs, reason=reason)  # type: ignore[arg-type]
+
+
+def test_answers_and_exit_codes() -> None:
+    good = decision("command", "start: started at 1 %")
+    assert answer_line("chat", good) == (
+        "chat: start: started at 1 % · generation 1 epoch 2 · observing · v1 99 % · v2 1 %"
+    )
+    assert exit_code("start", good) is Exit.OK
+    assert exit_code("start", decision("refused", "start: 'chat' exists")) is Exit.USAGE
+    assert exit_code("pause", decision("refused", "pause: it is paused already")) is Exit.BAD
+    refused = decision("refused", "step: no pass: 3 of 300 pairs in this weight step")
+    assert exit_code("step", refused) is Exit.NOT_ENOUGH_DATA
+
+
+def test_without_a_broker_a_clear_line_and_exit_3(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "KLAXON_KAFKA_BOOTSTRAP": "127.0.0.1:1",
+        "KLAXON_KAFKA_CONNECT_TIMEOUT_S": "1",
+    }
+    for arguments in (
+        ["rollout", "start", written(tmp_path, SPEC)],
+        ["rollout", "status"],
+        ["status"],
+        ["watch"],
+    ):
+        done = subprocess.run(
+            [*KLAXON, *arguments],
+            cwd=REPOSITORY,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 3
+        assert "cannot reach Kafka at 127.0.0.1:1" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stdout == ""
+
+
+async def klaxon(broker: Broker, *arguments: str, timeout_s: float = 60.0) -> tuple[int, str, str]:
+    """Run a command against a broker; exit code, standard output, standard error."""
+    environment = {**os.environ, **broker.environment, **QUICK}
+    process = await asyncio.create_subprocess_exec(
+        *KLAXON, *arguments, cwd=REPOSITORY, env=environment, stdout=PIPE, stderr=PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), timeout_s)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+POLICY = """rules:
+  - {id: kl, metric: kl_lower, window: 5s, limit: 0.05, min_samples: 10, action: rollback_l1}
+coverage: {window: 5s, min_samples: 10}
+progression: {mode: manual, min_pairs: 10}
+"""
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_a_life_of_a_rollout_on_the_command_line(
+    kafka: Broker, log_folder: Path, tmp_path: Path
+) -> None:
+    spec = written(tmp_path, SPEC.replace("chat", "r1").replace("v1", "m1").replace("v2", "m2"))
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    async with fleet(kafka, log_folder):
+        code, out, _ = await klaxon(kafka, "rollout", "start", spec, "--policy", str(policy), "--json")
+        answer = json.loads(out)
+        assert (code, answer["accepted"]) == (0, True)
+        assert answer["decision"]["directive"]["weights"] == {"m1": 99.0, "m2": 1.0}
+        code, _, err = await klaxon(kafka, "rollout", "start", spec)
+        assert (code, "refused: start: 'r1' exists" in err) == (2, True), err
+        code, out, _ = await klaxon(kafka, "rollout", "pause", "r1")
+        assert (code, "paused" in out) == (0, True)
+        code, _, err = await klaxon(kafka, "rollout", "step", "r1")
+        assert (code, "no pass" in err) == (4, True), err
+        code, _, err = await klaxon(kafka, "rollout", "resume", "r1", "--expect", "1,0")
+        assert (code, "stale" in err) == (1, True), err
+        code, _, _ = await klaxon(kafka, "rollout", "resume", "r1")
+        assert code == 0
+        code, _, err = await klaxon(kafka, "rollout", "pause", "nobody")
+        assert (code, "there is no roll-out 'nobody'" in err) == (1, True), err
+        watching = asyncio.create_task(klaxon(kafka, "watch", "--json", "--count", "2", "--for", "60"))
+        await send_pairs(kafka, 20, bad=True)
+        code, out, _ = await watching
+        lines = [json.loads(line) for line in out.splitlines()]
+        assert code == 0
+        assert [line["state"] for line in lines] == ["observing", "tripped"]
+        assert lines[1]["weights"] == {"m1": 100.0, "m2": 0.0}
+        assert lines[1]["cause"]["rule"] == "kl"
+        code, out, _ = await klaxon(kafka, "rollout", "status", "r1", "--json")
+        (standing,) = json.loads(out)["rollouts"]
+        assert (standing["state"], standing["cause"]["rule"]) == ("tripped", "kl")
+        code, out, _ = await klaxon(kafka, "status")
+        assert code == 0
+        assert "tripped is final until a new generation" in out
+        assert "close their seconds" in out
+        code, out, _ = await klaxon(kafka, "rollout", "new-generation", "r1")
+        assert (code, "generation 2" in out) == (0, True)
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_without_a_gate_the_command_waits_in_the_log(
+    kafka: Broker, log_folder: Path, tmp_path: Path
+) -> None:
+    spec = written(tmp_path, SPEC.replace("chat", "r1"))
+    code, _, err = await klaxon(kafka, "rollout", "start", spec, "--timeout", "1")
+    assert code == 3
+    assert "is `klaxon worker gate` running?" in err
+    async with Worker("gate", kafka, log_folder, environment=QUICK):
+        code, out, err = await klaxon(kafka, "rollout", "pause", "r1")
+    assert (code, "paused" in out) == (0, True), err

@@ -1,0 +1,159 @@
+"""Policies: what they may say, and that every mistake is named with its line, field and remedy."""
+
+from __future__ import annotations
+
+import hashlib
+from fractions import Fraction
+
+import pytest
+
+from pipeline.policy_file import PolicyError, parse_policy, read_policy_file, shipped_policy_text
+
+RULE = """rules:
+  - id: a
+    metric: kl_lower
+    window: 5m
+    limit: 0.05
+    action: rollback_l1
+"""
+
+
+def test_the_shipped_policy_holds_the_reference_numbers() -> None:
+    text = shipped_policy_text()
+    policy = parse_policy(text)
+    rules = {rule.id: rule for rule in policy.rules}
+    g3, g5, p99, p50 = (rules[name] for name in ("G3-divergence", "G5-slow-share", "B1-p99", "B1-p50"))
+    assert (g3.metric.label, g3.limit, g3.window_s, g3.min_samples) == (
+        "kl_lower mean",
+        Fraction(1, 20),
+        300,
+        100,
+    )
+    assert "node_context" in g3.scopes
+    assert (g5.metric.over, g5.limit, g5.window_s, g5.min_samples) == (500_000, Fraction(1, 20), 300, 100)
+    assert (p99.limit, p99.window_s, p99.hold_steps, p99.action) == (310_000, 60, 30, "fallback")
+    assert (p50.limit, p50.window_s) == (180_000, 60)
+    assert {g3.action, g5.action} == {"rollback_l1"}
+    assert g3.enforcing
+    assert g5.enforcing
+    assert policy.coverage.limit == Fraction(9, 10)
+    assert policy.hash == hashlib.sha256(text.encode()).hexdigest()
+    assert all(rule.capability in text for rule in policy.rules if rule.capability)
+
+
+def test_defaults() -> None:
+    policy = parse_policy(RULE)
+    (rule,) = policy.rules
+    assert (rule.mode, rule.scopes, rule.min_samples, rule.hold_steps) == ("enforce", ("rollout",), 100, 1)
+    assert (policy.progression.mode, policy.progression.min_pairs) == ("auto", 300)
+    assert policy.coverage.action == "hold"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line", "words"),
+    [
+        ("window: 5m", "windw: 5m", 4, "did you mean 'window'"),
+        ("metric: kl_lower", "metric: kl_lowr", 3, "did you mean 'kl_lower'"),
+        ("metric: kl_lower", "metric: coverage", 3, "section `coverage`"),
+        ("window: 5m", "window: 5", 4, "duration with its unit"),
+        ("window: 5m", "window: 500ms", 4, "whole seconds"),
+        ("window: 5m", "window: 0s", 4, "above 0"),
+        ("window: 5m", "window: 2h", 4, "3600s"),
+        ("limit: 0.05", "limit: .nan", 5, "finite"),
+        ("limit: 0.05", "limit: yes", 5, "number"),
+        ("limit: 0.05", "limit: -1", 5, "never below 0"),
+        ("action: rollback_l1", "action: rolback_l1", 6, "did you mean 'rollback_l1'"),
+        ("action: rollback_l1", "action: eject_node", 6, "not supported by this version"),
+        ("action: rollback_l1", "mode: enforce", 2, "action is missing"),
+        ("    limit: 0.05\n", "", 2, "limit is missing"),
+        ("    limit: 0.05", "    limit: 0.05\n    evidence: anytime", 6, "supported: 'point'"),
+        ("    limit: 0.05", "    limit: 0.05\n    evidence: vibes", 6, "unknown evidence"),
+        ("    limit: 0.05", "    limit: 0.05\n    relative_to: baseline", 6, "not supported yet"),
+        ("    limit: 0.05", "    limit: 0.05\n    step: 5s", 6, "1s"),
+        ("    limit: 0.05", "    limit: 0.05\n    min_samples: 0", 6, "whole number"),
+        ("    limit: 0.05", "    limit: 0.05\n    min_samples: true", 6, "whole number"),
+        ("    limit: 0.05", "    limit: 0.05\n    hold: 3s\n    consecutive: 3", 7, "keep one"),
+        ("    limit: 0.05", "    limit: 0.05\n    scope: [rollout, nod]", 6, "did you mean 'node'"),
+        ("    limit: 0.05", "    limit: 0.05\n    scope: [rollout, stratum]", 6, "unknown scope 'stratum'"),
+        ("    limit: 0.05", "    limit: 0.05\n    scope: [node, node]", 6, "twice"),
+        ("    limit: 0.05", "    limit: 0.05\n    scope: []", 6, "scope"),
+        ("    limit: 0.05", "    limit: 0.05\n    mode: watch", 6, "unknown mode"),
+        ("    limit: 0.05", "    limit: 0.05\n    arm: baseline", 6, "against the baseline"),
+        ("    limit: 0.05", "    limit: 0.05\n    traffic: user", 6, "request metric"),
+        ("    limit: 0.05", "    limit: 0.05\n    over: 500ms", 6, "ttft_over_share"),
+        ("    limit: 0.05", "    limit: 0.05\n    statistic: p99", 6, "none of kl_lower"),
+        ("id: a", "id: a b", 2, "letters"),
+        ("id: a", "id: 7", 2, "text is expected"),
+        ("rules:", "rule:", 1, "did you mean 'rules'"),
+        ("rules:", "version: 2\nrules:", 1, "it reads 1"),
+        ("rules:", "progression: {mode: sometimes}\nrules:", 1, "unknown mode"),
+        ("rules:", "coverage: {limit: 1.1}\nrules:", 1, "0..1"),
+        ("rules:", "coverage: {action: trip}\nrules:", 1, "hold"),
+        ("    limit: 0.05", "    limit: 0.05\n    limit: 0.06", 6, "twice"),
+        ("    limit: 0.05", "    limit: [0.05", 6, "mend the YAML"),
+    ],
+)
+def test_every_mistake_is_named(before: str, after: str, line: int, words: str) -> None:
+    assert before in RULE
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(RULE.replace(before, after), "policy.yaml")
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(f"policy.yaml:{caught.value.line}: ")
+    if "mend" not in words:
+        assert caught.value.line == line
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rules: []", "at least one rule"),
+        ("", "at least one rule"),
+        ("- 3", "keys are expected"),
+        ("rules: [3]", "keys are expected"),
+        (RULE + RULE.removeprefix("rules:\n"), "stands twice"),
+        ("rules: [{id: t, metric: ttft_us, window: 60s, limit: 310ms, action: pause}]", "needs `statistic`"),
+        (
+            "rules: [{id: t, metric: ttft_us, statistic: p0, window: 60s, limit: 3ms, action: pause}]",
+            "none of ttft_us",
+        ),
+        (
+            "rules: [{id: t, metric: ttft_us, statistic: p99, window: 60s, limit: 310, action: pause}]",
+            "duration",
+        ),
+        ("rules: [{id: t, metric: ttft_over_share, window: 60s, limit: 5%, action: pause}]", "needs `over`"),
+        (
+            "rules: [{id: t, metric: ttft_over_share, over: 505ms, window: 60s, limit: 5%, action: pause}]",
+            "500000us and 510083us",
+        ),
+        (
+            "rules: [{id: t, metric: ttft_over_share, over: 500ms, window: 60s, limit: x%, action: pause}]",
+            "5%",
+        ),
+    ],
+)
+def test_more_mistakes(text: str, words: str) -> None:
+    with pytest.raises(PolicyError, match=words):
+        parse_policy(text)
+
+
+@pytest.mark.parametrize("limit", ["5%", "0.05", "5.0 %"])
+def test_shares_can_be_written_in_percent(limit: str) -> None:
+    text = "rules: [{id: t, metric: ttft_over_share, over: 500ms, window: 60s, limit: 5%, action: pause}]"
+    assert parse_policy(text.replace("5%", limit)).rules[0].limit == Fraction(1, 20)
+
+
+def test_quantiles_are_exact_fractions() -> None:
+    text = "rules: [{id: t, metric: itl_us, statistic: p99.9, window: 60s, limit: 0.5ms, action: pause}]"
+    (rule,) = parse_policy(text).rules
+    assert (rule.metric.quantile, rule.limit) == (Fraction(999, 1000), 500)
+
+
+def test_files_that_cannot_be_read(tmp_path: object) -> None:
+    from pathlib import Path
+
+    folder = Path(str(tmp_path))
+    with pytest.raises(PolicyError, match="name another file"):
+        read_policy_file(str(folder / "absent.yaml"))
+    (folder / "latin.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(PolicyError, match="UTF-8"):
+        read_policy_file(str(folder / "latin.yaml"))
