@@ -15,7 +15,7 @@ from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import config_option
 from pipeline.config import Config
 from pipeline.errors import PipelineError
-from pipeline.workers.transport import WorkerSpec, run_worker
+from pipeline.workers.runner import WorkerSpec, run_worker
 
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

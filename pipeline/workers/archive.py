@@ -21,7 +21,8 @@ from pipeline.workers.dead_letters import dead_letters, send_letters
 from pipeline.workers.faults import fault
 from pipeline.workers.intake import Intake
 from pipeline.workers.records import Partition, Record
-from pipeline.workers.transport import Link, WorkerSpec
+from pipeline.workers.runner import WorkerSpec
+from pipeline.workers.transport import Link
 from schemas.columns import Rejected
 from schemas.topics import Topic
 

@@ -29,7 +29,8 @@ from pipeline.workers.gate_log import remembered, since
 from pipeline.workers.gate_writer import FencedError, GateWriter
 from pipeline.workers.intake import Intake
 from pipeline.workers.records import Partition, Record
-from pipeline.workers.transport import Link, WorkerSpec
+from pipeline.workers.runner import WorkerSpec
+from pipeline.workers.transport import Link
 from schemas.buckets import FinalBuckets, FreshCells
 from schemas.columns import Rejected
 from schemas.commands import COMMANDS

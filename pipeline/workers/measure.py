@@ -8,8 +8,9 @@ from typing import Final
 from pipeline.config import Config
 from pipeline.core.measuring import MeasureSource
 from pipeline.workers.content import content_settings
+from pipeline.workers.runner import WorkerSpec
 from pipeline.workers.source import SourceKind, SourceWorker
-from pipeline.workers.transport import Link, WorkerSpec
+from pipeline.workers.transport import Link
 from schemas.codec import decode_requests, decode_telemetry
 from schemas.topics import Topic
 

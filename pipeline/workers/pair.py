@@ -9,8 +9,9 @@ from pipeline.config import Config
 from pipeline.core.pairing import PairSource
 from pipeline.workers.content import content_settings
 from pipeline.workers.faults import fault, is_armed
+from pipeline.workers.runner import WorkerSpec
 from pipeline.workers.source import Source, SourceKind, SourceWorker
-from pipeline.workers.transport import Link, WorkerSpec
+from pipeline.workers.transport import Link
 from schemas.codec import decode_logits
 from schemas.topics import Topic
 

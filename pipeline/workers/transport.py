@@ -7,12 +7,9 @@ process. The private names used here are listed in PRIVATE_NAMES and touched by 
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import signal
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 import faust
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
@@ -20,14 +17,9 @@ from faust.types import TP
 from mode.supervisors import CrashingSupervisor
 
 from pipeline.config import KafkaConfig
-from pipeline.errors import PipelineError
-from pipeline.workers.broker import isolation, wait_for_topics
-from pipeline.workers.faults import fault
+from pipeline.workers.broker import isolation
 from pipeline.workers.records import Partition, Record
-from pipeline.workers.watchdog import Watchdog, end_process
 from schemas.topics import CONTENT_TYPE, Topic
-
-log = logging.getLogger("klaxon.transport")
 
 PRIVATE_NAMES: Final = {
     "faust.app.base.App": ("_new_transport", "_create_directories"),
@@ -46,35 +38,6 @@ BUFFERED_RECORDS: Final = 128
 FETCH_BYTES: Final = 4 << 20
 REQUEST_TIMEOUT_S: Final = 40.0
 LINGER_S: Final = 0.01
-STALL_S: Final = 60
-"""Without a turn of the loop, or with records waiting and none read, for this long, the process ends."""
-STOP_GRACE_S: Final = 10.0
-"""On top of the rebalance timeout: a stop while joining a group ends only when the join ends."""
-
-OK: Final = 0
-CRASHED: Final = 1
-
-
-class Processor(Protocol):
-    """What a worker does. Every call comes from the one event loop; `read` gets one record at a time.
-
-    An exception from any of them ends the process: whoever restarts it resumes at the commit.
-    """
-
-    async def assigned(self, places: frozenset[Partition]) -> None:
-        """These partitions are ours now, all of them; may be called with some we had. Must return soon."""
-
-    async def revoked(self, places: frozenset[Partition]) -> None:
-        """These partitions may be somebody else's from now on. Must return soon."""
-
-    async def read(self, record: Record) -> None:
-        """The next record; while it awaits, nothing further is read (back-pressure)."""
-
-    async def run(self) -> None:
-        """Work between records: flushes, ticks, leases. Cancelled at stop."""
-
-    async def stop(self) -> None:
-        """The last call before the group is left, after `run` was cancelled."""
 
 
 class _CommittedReads(AIOKafkaConsumerThread):
@@ -125,11 +88,46 @@ class KlaxonApp(faust.App):
             producer_compression_type="lz4",
         )
 
+    def connect(
+        self,
+        topics: Iterable[Topic],
+        *,
+        read: Callable[[Record], Awaitable[None]],
+        assigned: Callable[[frozenset[Partition]], Awaitable[None]],
+        revoked: Callable[[frozenset[Partition]], Awaitable[None]],
+    ) -> None:
+        """Tie three functions to Faust's one agent and its two signals; once, before `start`.
+
+        They must not raise: Faust would say so many times over, and go on.
+        """
+
+        async def read_all(stream: Any) -> None:
+            async for event in stream.noack().events():
+                await read(_record(event.message))
+
+        # Faust calls with these keywords: they shadow the functions of the same name.
+        tell_assigned, tell_revoked = assigned, revoked
+
+        async def on_assigned(_app: Any, assigned: Iterable[TP], **_: Any) -> None:
+            await tell_assigned(_places(assigned))
+
+        async def on_revoked(_app: Any, revoked: Iterable[TP], **_: Any) -> None:
+            await tell_revoked(_places(revoked))
+
+        self.agent(self.topic(*(topic.value for topic in topics)))(read_all)
+        self.on_partitions_assigned.connect(on_assigned)
+        self.on_partitions_revoked.connect(on_revoked)
+
+    async def until_ended(self) -> None:
+        """Wait until Faust stops by itself, which it does only in an error; raises that."""
+        await self.wait_until_stopped()
+        raise self.crash_reason or RuntimeError("Faust stopped by itself")
+
     def _new_transport(self) -> Transport:
         return _Transport(self.conf.broker_consumer, self)
 
     def _create_directories(self) -> None:
-        pass
+        """None: Faust keeps nothing of ours on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,205 +192,18 @@ class Link:
         return Position(state.position, end)
 
 
-MakeProcessor = Callable[[Link, Mapping[Topic, int]], Processor]
-"""Builds the processor, given the link and the partition count of every topic it needs."""
+def _record(message: Any) -> Record:
+    return Record(
+        topic=Topic(message.topic),
+        partition=message.partition,
+        offset=message.offset,
+        append_us=round(message.timestamp * 1_000_000),
+        timestamp_type=message.timestamp_type,
+        headers=dict(message.headers or ()),
+        key=message.key,
+        value=message.value or b"",
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSpec:
-    """A worker: its group, what it reads, what else must exist, and what it does."""
-
-    name: str
-    reads: tuple[Topic, ...]
-    needs: tuple[Topic, ...]
-    make: MakeProcessor
-    new_groups_start_at_end: bool = False
-
-    @property
-    def group(self) -> str:
-        """The consumer group, one per kind of worker: a backlog in one never stops the others."""
-        return f"klaxon-{self.name}"
-
-
-class Runner:
-    """Runs one worker in this process, from waiting for the broker to leaving the group."""
-
-    def __init__(self, spec: WorkerSpec, kafka: KafkaConfig) -> None:
-        self._spec = spec
-        self._kafka = kafka
-        self._watchdog = Watchdog(STALL_S)
-        self._told_to_stop = asyncio.Event()
-        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._places: frozenset[Partition] = frozenset()
-        self._reads = 0
-        self._reading = False
-
-    async def run(self) -> int:
-        """Until SIGTERM or SIGINT (returns OK) or an error (logged; returns CRASHED). Blocks that long."""
-        self._install_signals()
-        self._watchdog.start()
-        beating = asyncio.create_task(self._beat())
-        working = asyncio.create_task(self._work())
-        told_to_stop = asyncio.create_task(self._told_to_stop.wait())
-        await asyncio.wait([working, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
-        working.cancel()
-        grace_s = self._kafka.rebalance_timeout_ms / 1000 + STOP_GRACE_S
-        await asyncio.wait([working], timeout=grace_s)
-        self._watchdog.stop()
-        if not working.done():
-            end_process(f"not stopped within {grace_s:g} s")
-        beating.cancel()
-        told_to_stop.cancel()
-        if working.cancelled():
-            return OK
-        error = working.exception()
-        if isinstance(error, PipelineError):
-            log.error("%s: %s", self._spec.name, error)
-        else:
-            log.error("%s: ended by an error", self._spec.name, exc_info=error)
-        return CRASHED
-
-    async def _work(self) -> None:
-        counts = await wait_for_topics(self._kafka, dict.fromkeys(self._spec.reads + self._spec.needs))
-        app = KlaxonApp(
-            self._spec.group, self._kafka, new_groups_start_at_end=self._spec.new_groups_start_at_end
-        )
-        link = Link(app)
-        processor = self._spec.make(link, counts)
-        self._connect(app, processor)
-        try:
-            await _first_end_of(
-                self._serve(app, processor, link), self._until_failed(), self._until_crashed(app)
-            )
-        finally:
-            await processor.stop()
-            await app.stop()
-
-    async def _serve(self, app: KlaxonApp, processor: Processor, link: Link) -> None:
-        await app.start()
-        log.info("%s: ready", self._spec.name)
-        await _first_end_of(processor.run(), self._watch_fetching(link))
-
-    async def _until_failed(self) -> None:
-        await self._failed
-
-    @staticmethod
-    async def _until_crashed(app: KlaxonApp) -> None:
-        await app.wait_until_stopped()
-        raise app.crash_reason or RuntimeError("Faust stopped by itself")
-
-    async def _guarded(self, call: Awaitable[None]) -> None:
-        """An error of ours ends the process; Faust would log it many times over, and go on."""
-        try:
-            await call
-        except Exception as error:  # noqa: BLE001 (handed on, whatever it is)
-            if not self._failed.done():
-                self._failed.set_exception(error)
-
-    def _connect(self, app: KlaxonApp, processor: Processor) -> None:
-        """Tie the processor to Faust's one agent and its two signals."""
-
-        async def read_all(stream: Any) -> None:
-            async for event in stream.noack().events():
-                await self._read(processor, event.message)
-
-        async def assigned(_app: Any, assigned: Iterable[TP], **_: Any) -> None:
-            self._places = _places_of(assigned)
-            await self._guarded(processor.assigned(self._places))
-            log.info("%s: assigned %s", self._spec.name, _listed(self._places))
-            fault("on_assigned")
-
-        async def revoked(_app: Any, revoked: Iterable[TP], **_: Any) -> None:
-            places = _places_of(revoked)
-            self._places -= places
-            await self._guarded(processor.revoked(places))
-            log.info("%s: revoked %s", self._spec.name, _listed(places))
-            fault("on_revoked")
-
-        app.agent(app.topic(*(topic.value for topic in self._spec.reads)))(read_all)
-        app.on_partitions_assigned.connect(assigned)
-        app.on_partitions_revoked.connect(revoked)
-
-    async def _read(self, processor: Processor, message: Any) -> None:
-        if self._failed.done():
-            return  # what comes after a record that failed must not be processed
-        record = Record(
-            topic=Topic(message.topic),
-            partition=message.partition,
-            offset=message.offset,
-            append_us=round(message.timestamp * 1_000_000),
-            timestamp_type=message.timestamp_type,
-            headers=dict(message.headers or ()),
-            key=message.key,
-            value=message.value or b"",
-        )
-        self._reading = True
-        await self._guarded(processor.read(record))
-        self._reading = False
-        self._reads += 1
-        fault("after_read")
-
-    async def _beat(self) -> None:
-        while True:
-            self._watchdog.beat()
-            await asyncio.sleep(0.5)
-
-    async def _watch_fetching(self, link: Link) -> None:
-        """End the process when records have waited for STALL_S checks in a row and none was being read."""
-        idle_checks, seen_reads = 0, self._reads
-        while True:
-            await asyncio.sleep(1)
-            waiting = [
-                place
-                for place in self._places
-                if (position := link.position(place)) is not None and not position.at_end
-            ]
-            idle = bool(waiting) and not self._reading and self._reads == seen_reads
-            idle_checks, seen_reads = (idle_checks + 1 if idle else 0), self._reads
-            if idle_checks >= STALL_S:
-                end_process(f"{_listed(waiting)}: records wait and none was read for {STALL_S} s")
-
-    def _install_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        if self._told_to_stop.is_set():
-            end_process(f"second {number.name}")
-        log.info("%s: %s, leaving the group", self._spec.name, number.name)
-        self.stop()
-
-    def stop(self) -> None:
-        """Make `run` leave the group and return OK; does not wait."""
-        self._told_to_stop.set()
-
-
-def run_worker(spec: WorkerSpec, kafka: KafkaConfig) -> int:
-    """Run a worker until it is told to stop (exit code 0) or fails (1); blocks."""
-
-    async def run() -> int:
-        return await Runner(spec, kafka).run()
-
-    return asyncio.run(run())
-
-
-async def _first_end_of(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run them together until one ends, which none should; raises its error. Leaves none running."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _places_of(partitions: Iterable[TP]) -> frozenset[Partition]:
+def _places(partitions: Iterable[TP]) -> frozenset[Partition]:
     return frozenset(Partition(*partition) for partition in partitions)
-
-
-def _listed(places: Iterable[Partition]) -> str:
-    return ", ".join(str(place) for place in sorted(places)) or "nothing"

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from pipeline.workers.records import Partition, Record
-from pipeline.workers.transport import OK, Link, Processor, Runner, WorkerSpec
+from pipeline.workers.runner import OK, Processor, Runner, WorkerSpec
+from pipeline.workers.transport import Link
 from schemas.topics import Topic
 from tests.kafka.broker import Broker
 

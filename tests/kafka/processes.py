@@ -125,6 +125,10 @@ class Worker:
         """SIGCONT."""
         self._signal(signal.SIGCONT)
 
+    def send(self, number: signal.Signals) -> None:
+        """Any other signal."""
+        self._signal(number)
+
     def _signal(self, number: signal.Signals) -> None:
         if self.running:
             os.kill(self.pid, number)

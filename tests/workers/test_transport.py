@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 PLACE = Partition(Topic.REQUESTS, 0)
 
 
-async def _one_committed_one_aborted_one_open(broker: Broker) -> Callable[[], AbstractAsyncContextManager[None]]:
+async def _committed_aborted_open(broker: Broker) -> Callable[[], AbstractAsyncContextManager[None]]:
     """Writes `first`, `aborted`, `second`, and returns a context that holds `open` in an open transaction."""
     async with producer(broker, transactional_id="isolation") as client:
         for value, commits in ((b"first", True), (b"aborted", False), (b"second", True)):
@@ -42,7 +42,7 @@ async def _one_committed_one_aborted_one_open(broker: Broker) -> Callable[[], Ab
 
 
 async def test_only_committed_records_are_read(kafka: Broker) -> None:
-    left_open = await _one_committed_one_aborted_one_open(kafka)
+    left_open = await _committed_aborted_open(kafka)
     async with left_open(), running(kafka) as collector:
         await collector.until(lambda records: len(records) >= 2)
         position = collector.link.position(PLACE)
@@ -53,7 +53,7 @@ async def test_only_committed_records_are_read(kafka: Broker) -> None:
 
 async def test_a_stock_faust_app_reads_all_four(kafka: Broker) -> None:
     """The control: without our transport the same records end otherwise."""
-    left_open = await _one_committed_one_aborted_one_open(kafka)
+    left_open = await _committed_aborted_open(kafka)
     seen: asyncio.Queue[bytes] = asyncio.Queue()
     ours = KlaxonApp("stock", kafka.config)
     app = faust.App("stock", **{**ours._default_options[1], "datadir": "/nonexistent"})
