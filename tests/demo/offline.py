@@ -74,9 +74,7 @@ class Offline:
         requests = logits = None
         if served:
             positions = np.arange(len(served), dtype=np.int64)
-            requests = Decoded(
-                request_columns([one.request for one in served]), positions, (), None
-            )
+            requests = Decoded(request_columns([one.request for one in served]), positions, (), None)
             logits = Decoded(logit_columns([one.logit for one in served]), positions, (), None)
         self.requests.read(self._meta("requests"), requests)
         self.telemetry.read(self._meta("telemetry"), None)

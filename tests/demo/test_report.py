@@ -79,7 +79,10 @@ def test_a_step_without_a_trip_is_what_had_to_be_shown_without_a_fault() -> None
         ({"router": RouterSeen(1.0, (1.0,))}, "still gives smol-2 1 %"),
         ({"archive": Archived(249, 150, 3)}, "holds 249 request events, 250 were published"),
         ({"archive": Archived(250, 151, 3)}, "holds 151 scored pairs, 150 were published"),
-        ({"fault": "none"}, "tripped without a fault: G3-divergence kl_lower mean 0.081 over its limit 0.05"),
+        (
+            {"fault": "none"},
+            "tripped without a fault: G3-divergence kl_lower mean 0.0810 over its limit 0.05",
+        ),
         ({"fault": "none", "tripped": None, "router": RouterSeen(1.0, (1.0,))}, "no promotion step"),
         ({"fault": "none", "tripped": None, "router": RouterSeen(0.0, ())}, "no promotion step"),
     ],
@@ -180,13 +183,12 @@ def test_the_report_says_what_happened_where_and_how_fast() -> None:
         ),
         elapsed_us=61_000_000,
     )
-    console = Console(record=True, width=160, file=None, quiet=True)
-    console.quiet = False
+    console = Console(width=80)
     with console.capture() as capture:
         show(result, console)
     text = capture.get()
     for said in (
-        "TRIPPED  G3-divergence kl_lower mean 0.081 over its limit 0.05 on 130 pairs",
+        "TRIPPED  G3-divergence kl_lower mean 0.0810 over its limit 0.05 on 130 pairs",
         "node_context canary-3|>2048: 100% of the excess divergence on 5% of the traffic",
         "1 % → 0 %",
         "123 ms from publish()",

@@ -127,7 +127,7 @@ def cause_line(directive: Directive) -> str:
     if cause.capability and cause.capability not in cause.rule:
         parts.append(f"({cause.capability})")
     if cause.metric is not None and cause.value is not None and cause.limit is not None:
-        parts.append(f"{cause.metric} {cause.value:.3f} over its limit {cause.limit:g}")
+        parts.append(f"{cause.metric} {cause.value:.4f} over its limit {cause.limit:g}")
     if cause.samples is not None:
         parts.append(f"on {cause.samples} pairs")
     if cause.scope:
@@ -137,31 +137,35 @@ def cause_line(directive: Directive) -> str:
 
 def show(result: Result, console: Console) -> None:
     """The run for a person."""
+
+    def line(text: str) -> None:
+        console.print(text, soft_wrap=True)
+
     console.print()
     directive = result.directive
     if result.outcome == "tripped" and directive is not None:
-        console.print(f"[bold red]TRIPPED[/]  {cause_line(directive)}")
+        line(f"[bold red]TRIPPED[/]  {cause_line(directive)}")
         if result.located is not None:
             place = result.located
             shares = f"{place.share_of_excess:.0%} of the excess divergence on {place.share_of_traffic:.0%}"
-            console.print(f"located  {place.dimension} [bold]{place.value}[/]: {shares} of the traffic")
+            line(f"located  {place.dimension} [bold]{place.value}[/]: {shares} of the traffic")
     else:
-        console.print("[bold green]no trip[/]")
+        line("[bold green]no trip[/]")
     weights = " → ".join(f"{weight:g} %" for weight in result.router.steps)
-    console.print(f"router   {CANARY_VERSION}: {weights}")
+    line(f"router   {CANARY_VERSION}: {weights}")
     if result.decision_latency_us is not None:
         took_ms = result.decision_latency_us / 1000
         console.print(
             f"latency  {took_ms:.0f} ms from publish() of the deciding event to the router's weight 0"
         )
     archive = result.archive
-    console.print(
+    line(
         f"archive  {archive.requests} requests, {archive.pairs} pairs, {archive.decisions} decisions "
         "in ClickHouse; the worst prompts of the canary:"
     )
     console.print(worst_table(result.table))
     expected = "as expected" if result.as_expected else "NOT as expected: " + "; ".join(result.problems)
-    console.print(
+    line(
         f"{result.requests} requests, {result.pairs} pairs, {result.affected_pairs} of them damaged, "
         f"{result.elapsed_us / 1e6:.0f} s: {expected}"
     )

@@ -91,7 +91,7 @@ async def run(plan: Plan, folder: Path, console: Console) -> Result:
     started = time.monotonic_ns()
 
     def say(text: str) -> None:
-        console.print(text, style="dim", highlight=False)
+        console.print(text, style="dim", highlight=False, soft_wrap=True)
 
     view = RouterView()
     async with AsyncExitStack() as running:
@@ -240,7 +240,7 @@ async def _play(
             progress.update(task, completed=played.requests, state=_state(plan, view, played))
             for line in view.lines[told:]:
                 if line.reason == "applied":
-                    progress.console.print(_router_text(line), highlight=False)
+                    progress.console.print(_router_text(line), highlight=False, soft_wrap=True)
             told = len(view.lines)
 
         await player.run(show)
