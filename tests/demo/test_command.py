@@ -36,6 +36,7 @@ def usage_error(*arguments: str) -> str:
         (["--trace", "nowhere.csv"], "nowhere.csv: cannot be read"),
         (["--recording", "nowhere.gz"], "nowhere.gz: cannot be read"),
         (["--engines", "llama.cpp", "--speed", "2"], "--engines takes no"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
     ],
 )
 def test_wrong_usage(arguments: list[str], message: str) -> None:

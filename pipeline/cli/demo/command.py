@@ -14,15 +14,16 @@ import click
 import msgspec
 from rich.console import Console
 
-from pipeline.cli.demo.embedded_broker import EmbeddedBrokerError
-from pipeline.cli.demo.engines import EngineError
-from pipeline.cli.demo.recording import SHIPPED, RecordingError, read_recording
+from pipeline.cli.demo.recording import SHIPPED, read_recording
 from pipeline.cli.demo.report import Fault, show
 from pipeline.cli.demo.run import Plan, Recorded, run
 from pipeline.cli.demo.stage import StageError
-from pipeline.cli.demo.traffic import TraceError, drawn_arrivals, read_figures, trace_arrivals
+from pipeline.cli.demo.traffic import drawn_arrivals, read_figures, trace_arrivals
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import json_option
+from pipeline.config import Config, ContentConfig, load_config
+from pipeline.errors import PipelineError
+from pipeline.policy_file import read_policy_file
 
 EXAMPLE = """\b
 Example: klaxon demo
@@ -32,6 +33,7 @@ Example: klaxon demo
 DEFAULT_REQUESTS: Final = 5200
 DEFAULT_LIVE_REQUESTS: Final = 120
 DEFAULT_SPEED: Final = 8.0
+POLICIES: Final = Path(__file__).parent
 FILE: Final = click.Path(path_type=Path)
 
 
@@ -58,6 +60,12 @@ FILE: Final = click.Path(path_type=Path)
     help="Real engines answer live, in place of the recording (needs the extra `engines`).",
 )
 @click.option("--keep", type=FILE, help="Keep configuration, logs and archive in this (new) folder.")
+@click.option(
+    "--config",
+    "config_path",
+    metavar="FILE",
+    help="Sections content and gate, and policy.file, in place of the demo's own; addresses are its own.",
+)
 @json_option
 def demo(
     requests: int | None,
@@ -68,6 +76,7 @@ def demo(
     recording: Path | None,
     engines: str | None,
     keep: Path | None,
+    config_path: str | None,
     as_json: bool,
 ) -> int:
     """Run the whole pipeline on this machine: one drill, about two minutes, nothing else needed.
@@ -91,13 +100,14 @@ def demo(
                 "live engines answer as fast as they can: --engines takes no --trace, --recording or --speed"
             )
         count = requests or (DEFAULT_REQUESTS if traffic is not None else DEFAULT_LIVE_REQUESTS)
-        plan = Plan(traffic, count, fault, seed)
+        config, policy = _settings(config_path, live=traffic is None)
+        plan = Plan(traffic, count, fault, seed, policy, config)
         with _folder(keep) as folder:
             result = asyncio.run(run(plan, folder, console))
-    except (RecordingError, TraceError, EmbeddedBrokerError, EngineError) as error:
-        raise CommandError(str(error), Exit.USAGE) from None
     except StageError as error:
         raise CommandError(str(error), Exit.UNREACHABLE) from None
+    except PipelineError as error:
+        raise CommandError(str(error), Exit.USAGE) from None
     if as_json:
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:
@@ -105,6 +115,19 @@ def demo(
         if keep is not None:
             click.echo(f"ask more: klaxon sql --config {keep / 'klaxon.yaml'} 'SELECT * FROM v_decisions'")  # noqa: S608
     return Exit.OK if result.as_expected else Exit.BAD
+
+
+def _settings(config_path: str | None, *, live: bool) -> tuple[Config, str]:
+    """The given configuration, else the demo's own, and the text of its policy."""
+    # Live engines that share two cores finish their halves of a pair further apart.
+    content = ContentConfig(lateness_s=1, join_timeout_s=10 if live else 3)
+    own = POLICIES / ("policy_live.yaml" if live else "policy.yaml")
+    if config_path is None:
+        return Config(content=content), own.read_text(encoding="utf-8")
+    config = load_config(config_path, {})
+    if config.policy.file is not None:
+        return config, read_policy_file(config.policy.file).text
+    return config, own.read_text(encoding="utf-8")
 
 
 @contextmanager

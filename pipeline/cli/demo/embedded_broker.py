@@ -18,6 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from pipeline.cli.demo.errors import DemoError
+
 KAFKA_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "KLAXON_KAFKA_TRANSACTIONS": "false",
@@ -31,7 +33,7 @@ KAFKA_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
 """What every worker and command must be told about this broker, beside its address."""
 
 
-class EmbeddedBrokerError(Exception):
+class EmbeddedBrokerError(DemoError):
     """The broker is not installed or did not start; the message says what to do."""
 
 

@@ -21,12 +21,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from pipeline.cli.demo.errors import DemoError
+
 TOP_K: Final = 5
 CONTEXT_TOKENS: Final = 4096
 """Context every engine is started with; the model was trained on 8,192."""
 
 
-class EngineError(Exception):
+class EngineError(DemoError):
     """An engine cannot be started or did not answer; the message says which, and the remedy."""
 
 

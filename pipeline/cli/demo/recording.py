@@ -19,6 +19,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from pipeline.cli.demo.errors import DemoError
 from schemas.events import DurationUs, Name, TokenId, Tokens
 
 SHIPPED: Final = Path(__file__).parent / "recording" / "answers.jsonl.gz"
@@ -30,7 +31,7 @@ NEEDED: Final[tuple[VariantName, ...]] = ("baseline", "healthy", "control")
 MAX_LINE_BYTES: Final = 8 << 20
 
 
-class RecordingError(Exception):
+class RecordingError(DemoError):
     """A recording cannot be used; the message names file, line and remedy."""
 
 

@@ -38,6 +38,7 @@ from pipeline.cli.demo.report import (
 )
 from pipeline.cli.demo.stage import Stage, StageError, stage
 from pipeline.cli.demo.traffic import Arrival
+from pipeline.config import Config
 from pipeline.store.errors import StoreError
 from pipeline.store.queries import query_endpoint
 from schemas.topics import SOURCES
@@ -68,22 +69,15 @@ class Plan:
     requests: int
     fault: Fault
     seed: int
+    policy: str
+    """The policy's text."""
+    config: Config
+    """Its sections content and gate are used."""
 
     @property
     def fault_from(self) -> int | None:
         """Index of the first request that may meet the fault."""
         return int(self.requests * FAULT_AT) if self.fault != "none" else None
-
-    @property
-    def join_timeout_s(self) -> int:
-        """Live engines that share two cores finish their halves of a pair further apart."""
-        return 3 if self.traffic is not None else 10
-
-    @property
-    def policy(self) -> str:
-        """The policy's text."""
-        name = "policy.yaml" if self.traffic is not None else "policy_live.yaml"
-        return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 async def run(plan: Plan, folder: Path, console: Console) -> Result:
@@ -98,7 +92,7 @@ async def run(plan: Plan, folder: Path, console: Console) -> Result:
         live = None
         if plan.traffic is None:
             live = await running.enter_async_context(engines(fault=plan.fault != "none", say=say))
-        made = await running.enter_async_context(stage(folder, plan.join_timeout_s, say))
+        made = await running.enter_async_context(stage(folder, plan.config, say))
         await running.enter_async_context(router(made, view))
         await _ready(plan, made, view, say)
         async with outlet(made) as out:

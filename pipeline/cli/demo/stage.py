@@ -11,17 +11,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from pipeline.cli.demo.embedded_broker import KAFKA_SETTINGS, embedded_broker
+from pipeline.cli.demo.errors import DemoError
 from pipeline.config import Config, load_config
 
 WORKERS: Final = ("measure", "pair", "gate", "archive")
-LATENESS_S: Final = 1
 COMMAND_TIMEOUT_S: Final = 90.0
 STOP_TIMEOUT_S: Final = 20.0
 KLAXON: Final = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
@@ -38,15 +40,16 @@ kafka:
 clickhouse:
   dsn: chdb://{folder}/clickhouse
 content:
-  lateness_s: {lateness_s}
-  join_timeout_s: {join_timeout_s}
+{content}
+gate:
+{gate}
 archive:
   block_age_ms: 500
   query_listen: {query_listen}
 """
 
 
-class StageError(Exception):
+class StageError(DemoError):
     """A part of the demo did not start or died; the message names it and shows what it said last."""
 
 
@@ -126,13 +129,15 @@ def environment() -> dict[str, str]:
 
 
 @asynccontextmanager
-async def stage(folder: Path, join_timeout_s: int, say: Callable[[str], None]) -> AsyncIterator[Stage]:
+async def stage(folder: Path, wanted: Config, say: Callable[[str], None]) -> AsyncIterator[Stage]:
     """Everything up to and including the four workers; stopped in reverse order at the end.
+
+    Of `wanted` the sections content and gate count; addresses are the demo's own.
 
     Raises StageError, EmbeddedBrokerError."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with broker_in(folder) as bootstrap:
-        made = _write_configuration(folder, bootstrap, join_timeout_s)
+        made = _write_configuration(folder, bootstrap, wanted)
         say(f"broker on {bootstrap} (Tansu, in memory: no transactions, promises 1 and 6 not claimed)")
         topics, tables = await asyncio.gather(made.command("topics", "create"), made.command("migrate"))
         say(f"{len(topics.splitlines())} topics; {tables.strip().splitlines()[-1]} (ClickHouse in process)")
@@ -151,21 +156,27 @@ def broker_in(folder: Path) -> Iterator[str]:
         yield bootstrap
 
 
-def _write_configuration(folder: Path, bootstrap: str, join_timeout_s: int) -> Stage:
+def _write_configuration(folder: Path, bootstrap: str, wanted: Config) -> Stage:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         query_listen = f"127.0.0.1:{probe.getsockname()[1]}"
     prefix = "KLAXON_KAFKA_"
     text = CONFIGURATION.format(
         bootstrap=bootstrap,
-        kafka="\n".join(f"  {k.removeprefix(prefix).lower()}: {v}" for k, v in KAFKA_SETTINGS.items()),
+        kafka=_lines({k.removeprefix(prefix).lower(): v for k, v in KAFKA_SETTINGS.items()}),
         folder=folder.resolve(),
-        lateness_s=LATENESS_S,
-        join_timeout_s=join_timeout_s,
+        content=_lines(msgspec.to_builtins(wanted.content)),
+        gate=_lines(msgspec.to_builtins(wanted.gate)),
+        lateness_s=wanted.content.lateness_s,
+        join_timeout_s=wanted.content.join_timeout_s,
         query_listen=query_listen,
     )
     path = folder / "klaxon.yaml"
     path.write_text(text, encoding="utf-8")
     return Stage(folder, path, load_config(str(path), {}), query_listen)
+
+
+def _lines(section: Mapping[str, object]) -> str:
+    return "\n".join(f"  {key}: {value}" for key, value in section.items())
 
 
 async def _stop(made: Stage) -> None:

@@ -22,6 +22,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from pipeline.cli.demo.errors import DemoError
 from schemas.events import Tokens
 
 FIGURES_FILE: Final = Path(__file__).parent / "azure_2023.json"
@@ -30,7 +31,7 @@ PROBABILITIES: Final = (*(i / 100 for i in range(100)), 0.995, 0.998, 0.999, 0.9
 """Where the quantile tables are taken; the last entry is the maximum."""
 
 
-class TraceError(Exception):
+class TraceError(DemoError):
     """A trace file cannot be used; the message names file, line, field and remedy."""
 
 
