@@ -61,6 +61,8 @@ def router(config: Config, as_json: bool) -> None:
       klaxon router --config klaxon.yaml
     """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="klaxon router: %(message)s")
+    # Its own lines repeat ours, without the remedy.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     settings = RouterSettings(
         bootstrap=config.kafka.bootstrap,
         name=config.router.name,

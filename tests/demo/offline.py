@@ -21,12 +21,12 @@ from schemas.control import Command, Decision, Directive
 from schemas.topics import Topic, gating_partition
 
 START_US = 1_700_000_000_000_000
-STEP_US = 50_000
+STEP_US = 250_000
 CONTENT = ContentSettings(lateness_us=1_000_000, join_timeout_us=3_000_000)
 
 
 class Offline:
-    """One partition per source, records every 50 ms of virtual time, a gate that judges after each."""
+    """One partition per source, records every 250 ms of virtual time, a gate that judges after each."""
 
     def __init__(self, policy: str) -> None:
         self.partition = gating_partition(ROLLOUT)

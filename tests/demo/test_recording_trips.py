@@ -54,7 +54,7 @@ def test_halves_of_a_pair_are_never_further_apart_than_the_join_timeout() -> Non
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_fault_trips_in_its_cell_and_the_healthy_canary_climbs(seed: int) -> None:
-    requests, speed = command.DEFAULT_REQUESTS, command.DEFAULT_SPEED
+    requests, speed = 4_400, command.DEFAULT_SPEED
     bad = drill(shipped(), POLICY, seed, requests=requests, speed=speed, fault_from=int(requests * FAULT_AT))
     trips = [decision for decision in bad.decisions if decision.kind == "trip"]
     assert len(trips) == 1
