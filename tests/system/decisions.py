@@ -162,7 +162,7 @@ def expected_decisions(
     observed = traffic.fault == "observed"
     for second in range(generation.evidence_from, through + 1):
         now = judged(evidence, traffic.rollout, generation, second)
-        step_pairs += now.pairs
+        step_pairs += now.pairs if second >= step_start else 0
         divergence, slow = now.verdict("divergence"), now.verdict("slow-share")
         coverage = now.evaluations["coverage", "rollout"][2]
         if slow == "trip" or (divergence == "trip" and not observed):
@@ -184,7 +184,8 @@ def expected_decisions(
             if step + 1 == len(w.STEPS):
                 found.append(("promote", now))
                 return found
-            step, step_start, step_pairs = step + 1, second + 1, 0
+            # The step lasts from the log time at which this second was complete: nobody knew of it before.
+            step, step_start, step_pairs = step + 1, second + 1 + LATENESS_S, 0
             found.append(("step", now))
     return found
 

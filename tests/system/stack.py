@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,22 +16,26 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from schemas.topics import CONTENT_TYPE, GATING_PARTITIONS, JSON, Topic, gating_partition
+from schemas.topics import CONTENT_TYPE, GATING_PARTITIONS, JSON, TICK, Topic, gating_partition
 from tests import oracle
 from tests.conftest import REPOSITORY
 from tests.kafka.broker import Broker
 from tests.kafka.processes import KLAXON, Worker
-from tests.kafka.records import delete_topics
+from tests.kafka.records import committed_offsets, delete_topics
+from tests.kafka.waiting import eventually
 from tests.system.decisions import differences
 from tests.system.judge import Log, decode_final
 from tests.system.workload import PARTITIONS, Batch, Traffic, command, make_traffic, spec
 
 SECOND: Final = 1_000_000
 LATENESS_S: Final = 1
+PATIENCE_S: Final = 300.0
+"""Before a condition counts as never met: no measure of speed, machines may be busy."""
 JOIN_TIMEOUT_S: Final = 3
 Consumed = ConsumerRecord[bytes, bytes]
 Place = tuple[str, int]
 SOURCES: Final = (Topic.REQUESTS, Topic.LOGITS, Topic.TELEMETRY)
+ARCHIVED: Final = (*SOURCES, Topic.PAIRS, Topic.BUCKETS, Topic.DECISIONS)
 FOLLOWED: Final = (
     *SOURCES, Topic.BUCKETS, Topic.PAIRS, Topic.COMMANDS, Topic.CONTROL, Topic.DECISIONS, Topic.DEAD_LETTER,
 )  # fmt: skip
@@ -110,7 +113,7 @@ class Follower:
             record for (name, _), found in sorted(self.records.items()) if name == topic for record in found
         ]
 
-    async def until(self, done: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+    async def until(self, done: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
         """Wait until `done()`, asked whenever something was read; fails saying what did not come."""
         deadline_s = time.monotonic() + timeout_s
         while not done():
@@ -121,7 +124,7 @@ class Follower:
             self._changed.clear()
             await asyncio.wait([asyncio.create_task(self._changed.wait())], timeout=1)
 
-    async def caught_up(self, timeout_s: float = 30) -> None:
+    async def caught_up(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait until everything that is committed now was read."""
         places = [TopicPartition(*place) for place in self.records]
         ends = await self._consumer.end_offsets(places)
@@ -162,15 +165,17 @@ class Stack:
             **self.content,
         }
 
-    def worker(self, kind: str, *, fault: str | None = None, bad: str | None = None) -> Worker:
-        """A worker that is not started yet. `bad`: with this known defect (tests/system/known_bad.py)."""
+    def worker(
+        self, kind: str, *, fault: str | None = None, command: tuple[str, ...] | None = None
+    ) -> Worker:
+        """A worker that is not started yet; `command`: a test's own way of being that worker."""
         made = Worker(
             kind,
             self.broker,
             self.folder,
             fault=fault,
             environment=self.environment,
-            command=None if bad is None else (sys.executable, "-m", "tests.system.known_bad", bad, kind),
+            command=command,
         )
         self.started.append(made)
         return made
@@ -185,7 +190,7 @@ class Stack:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        out, err = await asyncio.wait_for(process.communicate(), 120)
+        out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
         assert process.returncode == 0, f"klaxon {' '.join(arguments)}: {process.returncode}\n{err.decode()}"
         return out.decode()
 
@@ -263,9 +268,23 @@ class Stack:
             return all(closed.get(source, -1) >= second for source in wanted)
 
         try:
-            await self.follower.until(done, f"second {second} closed", timeout_s=60)
+            await self.follower.until(done, f"second {second} closed")
         except AssertionError as error:
             raise AssertionError(f"{error}; closed: {closed}\n{self.tails()}") from None
+
+    async def until_archived(self, log: Log) -> None:
+        """Wait until the archive has committed past the last record that leaves a row, of every topic."""
+        last = {
+            TopicPartition(*place): max(record.offset for record in records if _leaves_rows(record))
+            for place, records in log.records.items()
+            if place[0] in ARCHIVED and any(map(_leaves_rows, records))
+        }
+
+        async def done() -> bool:
+            committed = await committed_offsets(self.broker, "klaxon-archive", list(last))
+            return all(committed.get(f"{at.topic}/{at.partition}", 0) > offset for at, offset in last.items())
+
+        await eventually(done, timeout_s=PATIENCE_S)
 
     def tails(self) -> str:
         """The ends of all logs, for a message."""
@@ -284,14 +303,17 @@ async def stack(
             bootstrap_servers=broker.bootstrap, transactional_id=f"foreign-{time.monotonic_ns()}"
         )
         made = Stack(broker, folder, Follower(broker), producer, transactions, content=dict(content or {}))
-        await made.klaxon("topics", "create")
-        await made.klaxon("migrate")
+        await asyncio.gather(made.klaxon("topics", "create"), made.klaxon("migrate"))
         for client in (producer, transactions):
             await client.start()
             exits.push_async_callback(client.stop)
         await exits.enter_async_context(made.follower)
         exits.push_async_callback(_end_all, made)
         yield made
+
+
+def _leaves_rows(record: Consumed) -> bool:
+    return dict(record.headers).get(CONTENT_TYPE) != TICK.encode()
 
 
 async def _end_all(made: Stack) -> None:

@@ -11,7 +11,17 @@ import pytest
 from tests import oracle
 from tests.kafka.broker import Broker
 from tests.system import judge
-from tests.system.stack import JOIN_TIMEOUT_S, LATENESS_S, SECOND, SOURCES, Stack, now_us, settled, stack
+from tests.system.stack import (
+    JOIN_TIMEOUT_S,
+    LATENESS_S,
+    PATIENCE_S,
+    SECOND,
+    SOURCES,
+    Stack,
+    now_us,
+    settled,
+    stack,
+)
 from tests.system.workload import FAULTS, Traffic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -39,8 +49,8 @@ async def test_every_seed_is_counted_judged_and_archived_as_the_oracle_says(
         for worker in workers:
             await worker.start()
         for worker in workers:
-            await worker.until_log(f"{worker.kind}: ready")
-        await workers[2].until_log("gating partition")
+            await worker.until_log(f"{worker.kind}: ready", timeout_s=PATIENCE_S)
+        await workers[2].until_log("gating partition", timeout_s=PATIENCE_S)
         rounds = []
         seeds = [Traffic(seed, FAULTS[seed % len(FAULTS)]) for seed in range(SEEDS)]
         for first in range(0, SEEDS, AT_ONCE):
@@ -51,6 +61,7 @@ async def test_every_seed_is_counted_judged_and_archived_as_the_oracle_says(
         end_us = now_us() + (JOIN_TIMEOUT_S + 3) * SECOND
         await on.until_closed(end_us)
         log = await settled(on, SETTINGS, seeds)
+        await on.until_archived(log)
         found = [line for topic in SOURCES for line in judge.finals(log, topic, end_us // SECOND)]
         found += judge.pairs(log, end_us)
         found += judge.dead_letters(log, once=True)

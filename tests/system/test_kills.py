@@ -1,0 +1,291 @@
+"""Workers killed at named points, swapped, frozen and thawed, while traffic goes on; judged by the oracle.
+
+Buckets, decisions and the archive must come out as if nothing had happened, and every fault must have fired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from schemas.topics import Topic
+from tests import oracle
+from tests.kafka.broker import Broker
+from tests.kafka.processes import Worker
+from tests.kafka.waiting import eventually
+from tests.system import judge
+from tests.system.stack import (
+    JOIN_TIMEOUT_S,
+    LATENESS_S,
+    PATIENCE_S,
+    SECOND,
+    SOURCES,
+    Stack,
+    now_us,
+    settled,
+    stack,
+)
+from tests.system.workload import FAULTS, Traffic
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+SEED = int(os.environ.get("SEED", "20260717"))
+SETTINGS = oracle.Settings(LATENESS_S * SECOND, JOIN_TIMEOUT_S * SECOND)
+ROLLOUTS_AT_ONCE = 3
+
+# Point and the range its passage is drawn from. The first ones come while nothing is committed yet; from
+# `after_commit` on a successor begins inside the log and must warm up.
+PLAN = {
+    "pair": (
+        ("flush_acked_before_commit", 5, 40),
+        ("half_waiting", 1, 20),
+        ("after_commit", 1, 2),
+        ("during_warm_up", 1, 2),
+        ("flush_acked_before_commit", 5, 60),
+        ("half_waiting", 1, 60),
+        ("during_warm_up", 2, 40),
+        ("flush_sent_before_acknowledged", 5, 40),
+        ("half_waiting", 20, 90),
+        ("after_read", 20, 90),
+        ("during_warm_up", 10, 80),
+        ("before_flush", 10, 60),
+    ),
+    "measure": (
+        ("flush_acked_before_commit", 5, 60),
+        ("after_commit", 1, 2),
+        ("during_warm_up", 1, 40),
+        ("flush_sent_before_acknowledged", 5, 60),
+        ("flush_acked_before_commit", 5, 90),
+        ("after_read", 20, 120),
+        ("on_assigned", 1, 2),
+    ),
+    "gate": (
+        ("gate_in_transaction", 1, 4),
+        ("gate_in_transaction", 3, 12),
+        ("gate_before_transaction", 2, 12),
+        ("gate_in_transaction", 4, 20),
+        ("gate_after_transaction", 2, 12),
+        ("during_warm_up", 1, 60),
+        ("gate_in_transaction", 8, 30),
+        ("gate_after_transaction", 8, 30),
+    ),
+    "archive": (
+        ("before_insert", 1, 8),
+        ("after_insert_before_commit", 1, 4),
+        ("after_insert_commit", 1, 12),
+        ("after_insert_before_commit", 3, 12),
+        ("after_insert_before_commit", 6, 20),
+        ("after_insert_commit", 4, 16),
+    ),
+}
+AT_LEAST_THRICE = ("flush_acked_before_commit", "during_warm_up", "half_waiting", "gate_in_transaction")
+
+
+@dataclass
+class Fleet:
+    """Roll-outs one after another, each with its own seed, until told to stop."""
+
+    on: Stack
+    seeds: Iterator[int]
+    started: list[Traffic] = field(default_factory=list)
+    stopping: bool = False
+
+    async def run(self) -> None:
+        """Some at once; returns when those that had begun at the time of `stopping` are done."""
+        await asyncio.gather(*(self._one_after_another(number) for number in range(ROLLOUTS_AT_ONCE)))
+
+    async def _one_after_another(self, number: int) -> None:
+        await asyncio.sleep(3.0 * number)
+        while not self.stopping:
+            seed = next(self.seeds)
+            traffic = Traffic(seed, FAULTS[seed % len(FAULTS)], seconds=8.0, prompts_per_s=7.0)
+            await self.on.start_rollout(traffic)
+            self.started.append(traffic)
+            await self.on.play(traffic)
+            if traffic.fault == "twice":
+                await self.on.command(traffic, "new_generation")
+                await self.on.play(traffic, generation=2)
+
+
+@asynccontextmanager
+async def fleet(on: Stack, first_seed: int) -> AsyncIterator[Fleet]:
+    """Traffic while the body runs."""
+    made = Fleet(on, itertools.count(first_seed))
+    task = asyncio.create_task(made.run())
+    try:
+        yield made
+        made.stopping = True
+        await task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def started(on: Stack, kind: str, fault: str | None = None) -> Worker:
+    """A worker that runs."""
+    worker = on.worker(kind, fault=fault)
+    await worker.start()
+    return worker
+
+
+async def verdict(on: Stack, seeds: list[Traffic]) -> list[str]:
+    """Everything the judge has to say, once traffic has ended; stops the workers."""
+    end_us = now_us() + (JOIN_TIMEOUT_S + 3) * SECOND
+    await on.until_closed(end_us)
+    log = await settled(on, SETTINGS, seeds)
+    await on.until_archived(log)
+    found = [line for topic in SOURCES for line in judge.finals(log, topic, end_us // SECOND)]
+    found += judge.pairs(log, end_us)
+    found += judge.dead_letters(log, once=False)
+    found += judge.one_writer(log)
+    found += [line for each in seeds for line in judge.decided(log, each)]
+    for worker in on.started:
+        if worker.running:
+            assert await worker.stop() == 0, worker.log
+    found += judge.archive(log, {sql: await on.query(sql) for sql in judge.QUERIES})
+    return found
+
+
+async def kills(on: Stack, kind: str, fired: Counter[str]) -> None:
+    """One kind of worker killed and started again through its plan; the last one stays."""
+    rng = random.Random(f"{SEED}/{kind}")
+    for number, (point, least, most) in enumerate(PLAN[kind]):
+        passage = rng.randrange(least, most)
+        began_s = time.monotonic()
+        worker = await started(on, kind, f"{point}:{passage}")
+        await worker.until_fault(point, timeout_s=PATIENCE_S)
+        fired[point] += 1
+        print(
+            f"kill {kind} {number}: {point}:{passage} after {time.monotonic() - began_s:.1f} s (seed {SEED})"
+        )
+    await started(on, kind)
+
+
+async def test_kills_at_every_point_change_nothing(kafka_session: Broker, tmp_path: Path) -> None:
+    fired: Counter[str] = Counter()
+    async with stack(kafka_session, tmp_path) as on:
+        async with fleet(on, 1000) as traffic:
+            await asyncio.gather(*(kills(on, kind, fired) for kind in PLAN))
+        found = await verdict(on, traffic.started)
+        kinds = Counter(
+            said["kind"] for each in traffic.started for said in on.follower.decisions[each.rollout]
+        )
+        print(
+            f"seed {SEED}: {len(traffic.started)} roll-outs, {len(on.sent.batches)} records, decisions "
+            f"{dict(kinds)}; faults fired {sum(fired.values())}: {dict(sorted(fired.items()))}"
+        )
+        assert not found, "\n".join(found)
+    assert sum(fired.values()) == sum(len(plan) for plan in PLAN.values()) >= 30
+    assert all(fired[point] >= 3 for point in AT_LEAST_THRICE), fired
+    assert kinds["trip"] >= 3, kinds
+
+
+async def test_two_pair_workers_swap_partitions_and_swap_back(kafka_session: Broker, tmp_path: Path) -> None:
+    turn = tmp_path / "turn"
+    turn.write_text("0")
+    async with stack(kafka_session, tmp_path) as on:
+        pairs = [
+            on.worker("pair", command=(sys.executable, "-m", "tests.system.swapping", str(turn)))
+            for _ in range(2)
+        ]
+        for worker in pairs:
+            await worker.start()
+        for kind in ("measure", "gate", "archive"):
+            await started(on, kind)
+        async with fleet(on, 2000) as traffic:
+            holders = [await holding(pairs, None)]
+            for swap in range(1, 5):
+                # Both must have read and published something of their own in between.
+                await on.until_closed(now_us() + SECOND, sources=[Topic.LOGITS])
+                turn.write_text(str(swap % 2))
+                pairs[swap % 2].send(signal.SIGUSR1)
+                holders.append(await holding(pairs, holders[-1]))
+            await on.until_closed(now_us() + SECOND, sources=[Topic.LOGITS])
+        found = await verdict(on, traffic.started)
+    print(f"partition 0 was held by {holders}")
+    assert holders[0] == holders[2] == holders[4] != holders[1] == holders[3]
+    assert not found, "\n".join(found)
+
+
+async def holding(workers: list[Worker], other_than: int | None) -> int:
+    """Which worker holds partition 0 once each holds one, and it is not `other_than`."""
+
+    async def found() -> tuple[int] | None:
+        held = [assignments(worker) for worker in workers]
+        if sorted(held) == [["klaxon.logits/0"], ["klaxon.logits/1"]]:
+            holder = held.index(["klaxon.logits/0"])
+            return None if holder == other_than else (holder,)
+        return None
+
+    answer = await eventually(found, timeout_s=PATIENCE_S)
+    assert answer is not None
+    return answer[0]
+
+
+def assignments(worker: Worker) -> list[str]:
+    """What a worker was assigned last, by its log."""
+    lines = [
+        line.partition("pair: assigned ")[2] for line in worker.log.splitlines() if "pair: assigned " in line
+    ]
+    return lines[-1].split(", ") if lines else []
+
+
+async def test_frozen_workers_wake_up_beside_their_successors(kafka_session: Broker, tmp_path: Path) -> None:
+    rng = random.Random(SEED)
+    async with stack(kafka_session, tmp_path) as on:
+        for kind in ("measure", "archive"):
+            await started(on, kind)
+        holders = {kind: await started(on, kind) for kind in TAKEN}
+        for kind, worker in holders.items():
+            await worker.until_log(TAKEN[kind], timeout_s=PATIENCE_S)
+        async with fleet(on, 3000) as traffic:
+            for _ in range(3):
+                await asyncio.gather(*(frozen(on, kind, holders, rng.random()) for kind in holders))
+        found = await verdict(on, traffic.started)
+    assert not found, "\n".join(found)
+
+
+TAKEN = {"pair": "pair: assigned klaxon.logits/0, klaxon.logits/1", "gate": "gating partition 3: taken"}
+
+
+async def frozen(on: Stack, kind: str, holders: dict[str, Worker], after_s: float) -> None:
+    """Freeze the holder past its session, let a successor take everything and work, thaw; both live on."""
+    frozen = holders[kind]
+    # Two seconds closed under it, then somewhere inside a second: it holds open groups and unsent cells.
+    await on.until_closed(now_us() + 2 * SECOND, sources=[Topic.LOGITS])
+    await asyncio.sleep(after_s)
+    frozen.freeze()
+    holders[kind] = successor = await started(on, kind)
+    await successor.until_log(TAKEN[kind], timeout_s=PATIENCE_S)
+    if kind == "pair":
+        await on.until_closed(now_us() + 2 * SECOND, sources=[Topic.LOGITS])
+    else:
+        written = len(on.follower.of(Topic.CONTROL))
+        await on.follower.until(
+            lambda: len(on.follower.of(Topic.CONTROL)) > written + 5, "directives of the successor"
+        )
+    frozen.thaw()
+    # The zombie either ends because it was fenced, or sees that the group went on without it.
+    await eventually(lambda: woken(frozen, kind), timeout_s=PATIENCE_S)
+    if frozen.running:
+        assert await frozen.stop() == 0, frozen.log
+    else:
+        assert "has taken over" in frozen.log, frozen.log
+    print(f"{kind} frozen and thawed: {'fenced' if 'has taken over' in frozen.log else 'rejoined'}")
+
+
+async def woken(worker: Worker, kind: str) -> bool:
+    """Whether the group, or its successor's fence, has told a thawed worker."""
+    return not worker.running or f"{kind}: revoked" in worker.log
