@@ -45,7 +45,6 @@ class _Run:
     renewed_us: int = 0
     restored_through: int | None = None
     """Folded before the restart: seconds up to it fill the windows and are not judged again."""
-    gaps_told: int = -1
 
 
 class GateCore:
@@ -295,10 +294,9 @@ class GateCore:
         """Record seconds that nobody keeps any more, once, when folding comes to their start."""
         effects: list[Effect] = []
         for first, last, source in self._intake.gaps(run.memory.evidence_from, run.restored_through):
-            if first <= second and last > run.gaps_told:
-                run.gaps_told = last
+            if first <= second and last > run.memory.gaps_told:
                 outcome = gap(run.memory, first, last, source)
-                run.memory = outcome.memory
+                run.memory = replace(outcome.memory, gaps_told=last)
                 inputs = self._intake.inputs_at(second, self._commands.command_offset, now_us)
                 effects.append(self._decide(run, "gap", outcome.reason, (), inputs))
         return effects
@@ -395,6 +393,9 @@ class GateCore:
             command_id=command_id,
             reason=reason,
         )
+        if run.memory.final:
+            run.evidence = RolloutEvidence.of(run.memory, run.spec, run.policy)
+            run.last = None
         return Effect(run.memory.rollout, directive, decision, (run.memory, self._commands), rollout)
 
     def _directive(self, run: _Run, now_us: int, lease_until_us: int) -> Directive:

@@ -51,6 +51,8 @@ class RolloutMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     advised: tuple[str, ...] = ()
     """Rules that only observe or advise and have spoken in this generation."""
     retired: bool = False
+    gaps_told: int = -1
+    """Last second of the last gap that was recorded: each is told once."""
     waiting: str = ""
     """What the next weight step waits for, as the newest folded second left it."""
     blind: str = ""
