@@ -395,7 +395,6 @@ class GateCore:
         )
         if run.memory.final:
             run.evidence = RolloutEvidence.of(run.memory, run.spec, run.policy)
-            run.last = None
         return Effect(run.memory.rollout, directive, decision, (run.memory, self._commands), rollout)
 
     def _directive(self, run: _Run, now_us: int, lease_until_us: int) -> Directive:

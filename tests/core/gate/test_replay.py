@@ -300,6 +300,23 @@ def test_after_a_gap_in_retention_the_rollout_pauses() -> None:
     assert effect.directive.state == "paused"
 
 
+def test_a_gap_is_told_once_whatever_dies() -> None:
+    bench = Bench.started()
+    healthy = [PopulationCells(canary(), [pair_cell([0.01] * 10)])]
+    bench.run(T0, T0 + 5, lambda _: healthy)
+    bench.close(T0 + 10, healthy)
+    (told,) = bench.judge(T0 + 10)
+    assert told.decision is not None
+    assert told.decision.kind == "gap"
+    bench.command(command("resume", "r"), us(T0 + 27))
+    heir = bench.crash()
+    for _ in range(2):
+        heir.run(T0 + 11, T0 + 14, lambda _: healthy)
+        assert [effect.decision for effect in heir.effects if effect.decision] == []
+        assert heir.control["chat"].state == "observing"
+        heir = heir.crash()
+
+
 def test_a_foreign_record_on_the_control_topic_is_overruled() -> None:
     from msgspec.structs import replace
 
