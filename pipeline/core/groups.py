@@ -1,8 +1,9 @@
 """Which halves belong together: groups by key, in log time, bounded by J and by bytes.
 
-A group opens with the first half of a key that was not seen within J (nor within 256 MiB of records), stays
-open for J after it, and is remembered as long as the key keeps coming within J: so whatever is re-sent adds
-nothing, and what the group decides depends on no more than 3J of the log (architecture.md, "Pairing").
+A group opens with the first half of a key that was not seen of late, and stays open for J after it. A key is
+remembered as long as it keeps coming: with a pair id within 2J, so that an expired or matched group stays as
+a tombstone for J; without one within J. So whatever is sent again adds nothing, and what a group decides
+depends on no more than 3J of the log (architecture.md, "Pairing"): J that it is open, 2J of silence before.
 """
 
 from __future__ import annotations
@@ -63,6 +64,11 @@ class Group:
         """Joined by signature alone."""
         return self.key[2] is None
 
+    @property
+    def memory(self) -> int:
+        """How long the key is remembered after it came, in join timeouts."""
+        return 1 if self.is_anonymous else 2
+
     def comparisons(self) -> list[int]:
         """Arms that were expected or came and are compared with the baseline."""
         arms = self.expected | self.present
@@ -81,8 +87,9 @@ class Groups:
         """No group yet."""
         self._join_timeout_us = join_timeout_us
         self._waiting_bytes = waiting_bytes
-        self._by_key: dict[GroupKey, Group] = {}
-        """In order of `last`, oldest first."""
+        self._named: dict[GroupKey, Group] = {}
+        """In order of `last`, oldest first; so are the anonymous ones."""
+        self._anonymous: dict[GroupKey, Group] = {}
         self._opened: deque[Group] = deque()
         """Groups whose time is not up, in order of `opened`."""
         self._open_groups = 0
@@ -92,43 +99,48 @@ class Groups:
 
         Yields each with the log time of its end: its deadline, or that of the record that was too much.
         """
-        while self._opened and not self.within(self._opened[0].opened, now):
+        while self._opened and not self._within(1, self._opened[0].opened, now):
             group = self._opened.popleft()
             if group.is_open:
                 self.close(group)
                 yield group, min(group.opened[0] + self._join_timeout_us, now[0])
-        while self._by_key:
-            oldest = next(iter(self._by_key.values()))
-            if self.within(oldest.last, now):
-                break
-            del self._by_key[oldest.key]
+        for remembered in (self._named, self._anonymous):
+            while remembered:
+                oldest = next(iter(remembered.values()))
+                if self._within(oldest.memory, oldest.last, now):
+                    break
+                del remembered[oldest.key]
 
     def find(self, key: GroupKey, now: Moment) -> Group:
         """The key's group, opened if the key was not seen of late; notes that it came."""
-        group = self._by_key.pop(key, None)
+        remembered = self._anonymous if key[2] is None else self._named
+        group = remembered.pop(key, None)
         if group is None:
             group = Group(key, opened=now, last=now)
             self._opened.append(group)
             self._open_groups += 1
         group.last = now
-        self._by_key[key] = group
+        remembered[key] = group
         return group
 
     def came_before(self, group: Group, identity: object, now: Moment) -> bool:
-        """Note that this half came; whether the same came within J before."""
+        """Note that this half came; whether the same came as long ago as its key is remembered."""
         seen = group.seen
         while seen:
             oldest = next(iter(seen))
-            if self.within(seen[oldest], now):
+            if self._within(group.memory, seen[oldest], now):
                 break
             del seen[oldest]
         known = seen.pop(identity, None) is not None
         seen[identity] = now
         return known
 
-    def within(self, then: Moment, now: Moment) -> bool:
-        """Whether `then` is at most J, and at most so many bytes of records, before `now`."""
-        return now[0] - then[0] <= self._join_timeout_us and now[1] - then[1] <= self._waiting_bytes
+    def _within(self, times: int, then: Moment, now: Moment) -> bool:
+        """Whether `then` is at most so many times J, and so many times the bytes, before `now`."""
+        return (
+            now[0] - then[0] <= times * self._join_timeout_us
+            and now[1] - then[1] <= times * self._waiting_bytes
+        )
 
     def close(self, group: Group) -> None:
         """Nothing more can be scored with an open group's halves."""
@@ -143,7 +155,7 @@ class Groups:
     @property
     def remembered(self) -> int:
         """Groups held, open or not."""
-        return len(self._by_key)
+        return len(self._named) + len(self._anonymous)
 
     def oldest_wait_us(self, log_us: int) -> int:
         """Log time since the oldest group opened that halves can still join; 0 without any."""

@@ -1,8 +1,9 @@
 """Pairing of halves by one pass over the whole log of a logits partition.
 
-Two places of the log are *near* if they are at most J of log time and at most 256 MiB of records apart.
-Halves with one key (roll-out, signature, pair id) form runs: each is near the one before it. The first of a
-run opens the run's group; whatever is near the first belongs to the group, what comes later is too late.
+Two places of the log are *near* if they are at most J of log time and at most 256 MiB of records apart, and
+*close* if they are at most twice that. Halves with one key (roll-out, signature, pair id) form runs: each is
+close (without a pair id: near) to the one before it. The first of a run opens the run's group; whatever is
+near the first belongs to the group, what comes later is too late.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ def _happenings(
     """((record, phase, …) order, row) for everything that counts somewhere; and all scored pairs."""
     halves, places = _halves(records)
 
-    def near(a: tuple[int, int], b: tuple[int, int]) -> bool:
-        return b[0] - a[0] <= settings.join_timeout_us and b[1] - a[1] <= settings.waiting_bytes
+    def near(a: tuple[int, int], b: tuple[int, int], times: int = 1) -> bool:
+        time_left = times * settings.join_timeout_us - (b[0] - a[0])
+        return time_left >= 0 and b[1] - a[1] <= times * settings.waiting_bytes
 
     by_key: dict[Any, list[Half]] = {}
     for half in halves:
@@ -79,7 +81,7 @@ def _happenings(
     for key, members in by_key.items():
         runs: list[list[Half]] = []
         for half in members:
-            if runs and near(runs[-1][-1]["place"], half["place"]):
+            if runs and near(runs[-1][-1]["place"], half["place"], 1 if key[2] is None else 2):
                 runs[-1].append(half)
             else:
                 runs.append([half])
@@ -114,7 +116,8 @@ def _run(
         event = half["event"]
         log_us = half["place"][0]
         again = any(
-            _same(earlier["event"], event, anonymous) and near(earlier["place"], half["place"])
+            _same(earlier["event"], event, anonymous)
+            and near(earlier["place"], half["place"], 1 if anonymous else 2)
             for earlier in run[:n]
         )
         own: Population = (event["rollout"], event.get("generation"), event["arm"], event["model_version"], 0)
