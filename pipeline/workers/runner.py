@@ -156,7 +156,8 @@ class Runner:
         async def revoked(places: frozenset[Partition]) -> None:
             self._places -= places
             await self._guarded(processor.revoked(places))
-            log.info("%s: revoked %s", self._spec.name, _listed(places))
+            if places:
+                log.info("%s: revoked %s", self._spec.name, _listed(places))
             fault("on_revoked")
 
         app.connect(self._spec.reads, read=read, assigned=assigned, revoked=revoked)

@@ -12,7 +12,7 @@ from pipeline.workers.transport import Link
 from schemas.topics import Topic
 from tests.kafka.broker import Broker
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 
 
 class Collector:

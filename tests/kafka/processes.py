@@ -14,7 +14,7 @@ from types import TracebackType
 from tests.conftest import REPOSITORY
 from tests.kafka.broker import Broker
 
-LOG_TIMEOUT_S = 60.0
+LOG_TIMEOUT_S = 120.0
 KLAXON = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
 """The `klaxon` command with this interpreter."""
 

@@ -17,7 +17,7 @@ from tests.kafka.records import Written, committed_offsets, dump, produce
 from tests.kafka.waiting import eventually
 from tests.workers.fleet import SEAT, decisions, fleet, send_pairs, start_rollout
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PLACE = Partition(Topic.REQUESTS, 0)
 
@@ -67,7 +67,6 @@ async def test_sends_are_acknowledged(broker: Broker) -> None:
     assert (record.partition, record.value) == (2, b"v")
 
 
-@pytest.mark.timeout(180)
 async def test_bad_answers_trip_without_transactions_and_append_times(
     broker: Broker, log_folder: Path
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def eventually(condition: Callable[[], Awaitable[T]], *, timeout_s: float = 60.0) -> T:
+async def eventually(condition: Callable[[], Awaitable[T]], *, timeout_s: float = 120.0) -> T:
     """The first truthy answer of `condition`; fails with the last answer when there is none in time."""
     answer: T | None = None
     try:

@@ -19,7 +19,7 @@ from tests.kafka.records import Written, committed_offsets, now_us, produce
 from tests.kafka.waiting import eventually
 from tests.workers.events import encoded, request
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PER_ROUND = 25
 
@@ -65,7 +65,9 @@ async def _until_committed(worker: Worker, broker: Broker, records: int) -> None
         assert worker.running, worker.log
         return sum((await committed_offsets(broker, "klaxon-archive", places)).values()) >= records
 
-    await eventually(all_committed, timeout_s=120)
+    await eventually(
+        all_committed,
+    )
 
 
 async def test_events_are_stored_once_across_a_clean_restart(
@@ -85,7 +87,9 @@ async def test_events_are_stored_once_when_the_archive_dies_around_an_insert(
 ) -> None:
     await _publish(kafka, 0)
     async with Worker("archive", kafka, log_folder, environment=clickhouse, fault=f"{point}:2") as worker:
-        await worker.until_fault(point, timeout_s=120)
+        await worker.until_fault(
+            point,
+        )
     await _publish(kafka, PER_ROUND)
     async with Worker("archive", kafka, log_folder, environment=clickhouse) as worker:
         await _until_committed(worker, kafka, 2 * PER_ROUND)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.kafka.waiting import eventually
 from tests.workers.events import encoded, start_command
 from tests.workers.fleet import QUICK, SEAT, decisions, directives, fleet, send_pairs, start_rollout
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 async def test_bad_answers_trip_once_and_the_directive_says_why(kafka: Broker, log_folder: Path) -> None:
@@ -111,3 +112,33 @@ async def test_a_malformed_command_goes_to_the_dead_letter(kafka: Broker, log_fo
         (letter,) = await eventually(letters)
     assert json.loads(letter.value)["field"] == "command"
     assert await directives(kafka) == []
+
+
+def _assigned_seats(worker: Worker) -> list[str]:
+    """Gating partitions of the worker's newest assignment, by what it says."""
+    newest = worker.log.rpartition("gate: assigned ")[2].partition("\n")[0]
+    return re.findall(r"klaxon\.commands/(\d)", newest)
+
+
+async def test_two_gates_share_the_seats_and_one_takes_over(kafka: Broker, log_folder: Path) -> None:
+    async with fleet(kafka, log_folder) as (_, gate):
+        await gate.until_log(f"gating partition {SEAT}: taken")
+        await start_rollout(kafka)
+        async with Worker("gate", kafka, log_folder, environment=QUICK) as second:
+            await gate.until_log("gate: revoked klaxon.")
+            await gate.until_log("gate: assigned klaxon.")
+            await second.until_log("gate: assigned klaxon.")
+            shares = [_assigned_seats(worker) for worker in (gate, second)]
+            assert sorted(shares[0] + shares[1]) == ["0", "1", "2", "3"]
+            owner = gate if str(SEAT) in shares[0] else second
+            await owner.until_log(f"gating partition {SEAT}: taken")
+            await owner.kill()
+            await send_pairs(kafka, 20, bad=True)
+
+            async def tripped() -> list[dict[str, Any]]:
+                return await decisions(kafka, "trip")
+
+            await eventually(tripped)
+    assert len(await decisions(kafka, "trip")) == 1
+    epochs = [directive["epoch"] for directive in await directives(kafka)]
+    assert epochs == sorted(set(epochs))

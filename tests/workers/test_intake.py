@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -16,7 +17,7 @@ from schemas.topics import Topic
 from tests.kafka.broker import Broker
 from tests.kafka.records import Written, produce, producer
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PLACE = Partition(Topic.LOGITS, 0)
 
@@ -81,6 +82,25 @@ async def test_a_hole_of_the_log_is_accepted_and_counted(kafka: Broker) -> None:
     await intake.stop()
     assert found == [(offset, b"delivered")]
     assert (intake.recovered, intake.holes) == (0, 1)
+
+
+async def test_a_commit_marker_of_the_gates_topics_is_passed_without_reading(kafka: Broker) -> None:
+    async with producer(kafka, transactional_id="markers") as client:
+        for number in range(3):
+            await client.begin_transaction()
+            await client.send_and_wait(Topic.DECISIONS, b"%d" % number, partition=0)
+            await client.commit_transaction()
+    intake = _intake(kafka)
+    for offset in (0, 2, 4):
+        record = replace(_delivered(offset), topic=Topic.DECISIONS)
+        assert await _values(intake.take(record)) == [(offset, b"delivered")]
+    assert intake.holes == 2
+    assert intake._reader is None
+    # A record that was left out is still found: its gap is wider than a marker.
+    intake.expect(Partition(Topic.DECISIONS, 0), 1)
+    found = await _values(intake.take(replace(_delivered(4), topic=Topic.DECISIONS)))
+    await intake.stop()
+    assert found == [(2, b"1"), (4, b"delivered")]
 
 
 async def test_records_left_behind_at_the_end_are_found_at_the_second_look(kafka: Broker) -> None:

@@ -27,7 +27,7 @@ from tests.kafka.records import (
 from tests.kafka.waiting import eventually
 from tests.workers.events import encoded, request
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 QUICK = {"KLAXON_CONTENT_LATENESS_S": "1", "KLAXON_CONTENT_JOIN_TIMEOUT_S": "3"}
 

@@ -17,7 +17,7 @@ from tests.kafka.broker import Broker
 from tests.kafka.collector import TIMEOUT_S, running
 from tests.kafka.records import Written, committed_offsets, dump, produce, producer
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PLACE = Partition(Topic.REQUESTS, 0)
 
