@@ -82,7 +82,7 @@ class Router:
             try:
                 await consumer.start()
                 await producer.start()
-                if await self._assign(consumer):
+                if await self._assign(consumer, producer):
                     delay_s = 0.5
                     await self._follow(consumer, producer, stop)
                 else:
@@ -100,13 +100,11 @@ class Router:
             await _wait(stop, delay_s)
             delay_s = min(delay_s * 2, self._settings.retry_max_s)
 
-    async def _assign(self, consumer: AIOKafkaConsumer) -> bool:
-        # Refreshes the metadata: a consumer without a subscription learns of no topic by itself.
+    async def _assign(self, consumer: AIOKafkaConsumer, producer: AIOKafkaProducer) -> bool:
         if Topic.CONTROL not in await consumer.topics():
             return False
-        partitions = consumer.partitions_for_topic(Topic.CONTROL)
-        if not partitions:
-            return False
+        # Asked of the producer: a consumer without a subscription keeps no metadata of any topic.
+        partitions = await producer.partitions_for(Topic.CONTROL)
         consumer.assign([TopicPartition(Topic.CONTROL, p) for p in sorted(partitions)])
         await consumer.seek_to_beginning()
         return True
