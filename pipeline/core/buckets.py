@@ -269,10 +269,14 @@ def _add_measure(name: str, values: I8, claim: I8, targets: list[tuple[CellKey, 
         return
     width = bin_count(kind)
     found, times = np.unique(claim * width + bin_of(kind, values), return_counts=True)
-    for code, count in zip(found.tolist(), times.tolist(), strict=True):
-        at, k = divmod(code, width)
-        bins = sums[at].bins
-        bins[k] = bins.get(k, 0) + count
+    owners, bins = found // width, (found % width).tolist()
+    starts = _runs(owners)
+    ends = [*starts[1:].tolist(), len(bins)]
+    added = times.tolist()
+    for at, start, end in zip(owners[starts].tolist(), starts.tolist(), ends, strict=True):
+        held = sums[at].bins
+        for k, count in zip(bins[start:end], added[start:end], strict=True):
+            held[k] = held.get(k, 0) + count
 
 
 def _add_worst(
