@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 pytest_plugins = ("tests.kafka.fixtures",)
 
 IN_CI = os.environ.get("CI") == "true"
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+# A slow machine is no defect: examples have no deadline.
+hypothesis.settings.register_profile("klaxon", deadline=None)
+hypothesis.settings.load_profile("klaxon")
 
 
 def required_or_skip(reason: str) -> None:
