@@ -1,4 +1,4 @@
-"""Live engines: which engine answers what, with engines that are scripted; and the real ones where installed."""
+"""Live engines: which one answers what, with scripted ones; and a real one where it is installed."""
 
 from __future__ import annotations
 

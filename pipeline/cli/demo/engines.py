@@ -207,7 +207,7 @@ def engine(
         yield EngineClient("127.0.0.1", port)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def _await_health(process: subprocess.Popen[bytes], port: int, name: str, timeout_s: float) -> None:
