@@ -94,7 +94,7 @@ class Buckets:
             if cell is not None:
                 targets[at] = (key, cell)
                 bucket.changed.add(key)
-        homeless = np.array([target is None for target in targets])[claims.claim]
+        homeless = np.array([target is None for target in targets], dtype=np.bool_)[claims.claim]
         _add(evidence, claims.rows[~homeless], claims.claim[~homeless], targets)
         first = ~homeless & claims.is_total
         _add_totals(evidence, claims.rows[first], claims.claim[first], targets)

@@ -22,6 +22,8 @@ from tests.core.scenarios import Shape, Source
 from tests.oracle.log import closed_through
 from tests.oracle.pairs import logit_content
 
+pytestmark = pytest.mark.slow
+
 SHORT = ContentSettings(lateness_us=1_000_000, join_timeout_us=3_000_000)
 TIGHT = ContentSettings(lateness_us=1_000_000, join_timeout_us=3_000_000, cells_per_bucket=20)
 SMALL_MEMORY = 6_000
