@@ -85,7 +85,8 @@ class _Seat:
     tick_offset: int | None = None
     """Our tick that was not read yet: one is enough."""
     commit: int | None = None
-    committed: int | None = None
+    committed: int = 0
+    """A commit never moves back."""
     unacknowledged: list[Awaitable[Any]] = field(default_factory=list)
 
 
@@ -133,6 +134,7 @@ class SourceWorker:
     def _resume(self, place: Partition, seat: _Seat, record: Record) -> None:
         """Where the first record after an assignment leaves the state we have: go on, or start anew."""
         seat.first_since_assigned = False
+        seat.committed = record.offset  # the group's: whoever owned the partition meanwhile moved it
         expected = seat.source.next_offset
         if expected is None:
             self._intake.forget(place)
@@ -224,7 +226,7 @@ class SourceWorker:
         offsets = {
             place: seat.commit
             for place, seat in self._seats.items()
-            if seat.owned and seat.commit is not None and seat.commit != seat.committed
+            if seat.owned and seat.commit is not None and seat.commit > seat.committed
         }
         if offsets and await self._link.commit(offsets):
             for place, offset in offsets.items():

@@ -65,9 +65,7 @@ async def _until_committed(worker: Worker, broker: Broker, records: int) -> None
         assert worker.running, worker.log
         return sum((await committed_offsets(broker, "klaxon-archive", places)).values()) >= records
 
-    await eventually(
-        all_committed,
-    )
+    await eventually(all_committed)
 
 
 async def test_events_are_stored_once_across_a_clean_restart(
@@ -87,9 +85,7 @@ async def test_events_are_stored_once_when_the_archive_dies_around_an_insert(
 ) -> None:
     await _publish(kafka, 0)
     async with Worker("archive", kafka, log_folder, environment=clickhouse, fault=f"{point}:2") as worker:
-        await worker.until_fault(
-            point,
-        )
+        await worker.until_fault(point)
     await _publish(kafka, PER_ROUND)
     async with Worker("archive", kafka, log_folder, environment=clickhouse) as worker:
         await _until_committed(worker, kafka, 2 * PER_ROUND)
