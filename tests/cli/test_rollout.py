@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 from asyncio.subprocess import PIPE
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,19 +120,46 @@ def test_without_a_broker_a_clear_line_and_exit_3(tmp_path: Path) -> None:
         assert done.stdout == ""
 
 
-async def klaxon(broker: Broker, *arguments: str, timeout_s: float = 60.0) -> tuple[int, str, str]:
-    """Run a command against a broker; exit code, standard output, standard error."""
+async def started(broker: Broker, *arguments: str) -> asyncio.subprocess.Process:
     environment = {**os.environ, **broker.environment, **QUICK}
-    process = await asyncio.create_subprocess_exec(
+    return await asyncio.create_subprocess_exec(
         *KLAXON, *arguments, cwd=REPOSITORY, env=environment, stdout=PIPE, stderr=PIPE
     )
-    out, err = await asyncio.wait_for(process.communicate(), timeout_s)
+
+
+async def klaxon(broker: Broker, *arguments: str, timeout_s: float = 150.0) -> tuple[int, str, str]:
+    """Run a command against a broker; exit code, standard output, standard error."""
+    process = await started(broker, *arguments)
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), timeout_s)
+    finally:
+        await ended(process)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 
 
+async def ended(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
+async def watched(broker: Broker, then: Callable[[], Awaitable[None]]) -> list[dict[str, Any]]:
+    """What `watch` says of what is in force, and of what comes after `then`: one line each."""
+    process = await started(broker, "watch", "--json", "--count", "2")
+    try:
+        assert process.stdout is not None
+        first = await asyncio.wait_for(process.stdout.readline(), 150)
+        await then()
+        second = await asyncio.wait_for(process.stdout.readline(), 150)
+        assert await asyncio.wait_for(process.wait(), 150) == 0
+    finally:
+        await ended(process)
+    return [json.loads(first), json.loads(second)]
+
+
 POLICY = """rules:
-  - {id: kl, metric: kl_lower, window: 5s, limit: 0.05, min_samples: 10, action: rollback_l1}
+  - {id: kl, metric: kl_lower, window: 5m, limit: 0.05, min_samples: 10, action: rollback_l1}
 coverage: {window: 5s, min_samples: 10}
 progression: {mode: manual, min_pairs: 10}
 """
@@ -138,7 +167,7 @@ progression: {mode: manual, min_pairs: 10}
 
 @pytest.mark.kafka
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 async def test_a_life_of_a_rollout_on_the_command_line(
     kafka: Broker, log_folder: Path, tmp_path: Path
 ) -> None:
@@ -162,11 +191,7 @@ async def test_a_life_of_a_rollout_on_the_command_line(
         assert code == 0
         code, _, err = await klaxon(kafka, "rollout", "pause", "nobody")
         assert (code, "there is no roll-out 'nobody'" in err) == (1, True), err
-        watching = asyncio.create_task(klaxon(kafka, "watch", "--json", "--count", "2", "--for", "60"))
-        await send_pairs(kafka, 20, bad=True)
-        code, out, _ = await watching
-        lines = [json.loads(line) for line in out.splitlines()]
-        assert code == 0
+        lines = await watched(kafka, lambda: send_pairs(kafka, 20, bad=True))
         assert [line["state"] for line in lines] == ["observing", "tripped"]
         assert lines[1]["weights"] == {"m1": 100.0, "m2": 0.0}
         assert lines[1]["cause"]["rule"] == "kl"
