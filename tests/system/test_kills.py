@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from aiokafka import TopicPartition
 
 from schemas.topics import Topic
 from tests import oracle
 from tests.kafka.broker import Broker
 from tests.kafka.processes import Worker
+from tests.kafka.records import committed_offsets
 from tests.kafka.waiting import eventually
 from tests.system import judge
 from tests.system.stack import (
@@ -37,7 +39,7 @@ from tests.system.stack import (
     settled,
     stack,
 )
-from tests.system.workload import FAULTS, Traffic
+from tests.system.workload import FAULTS, PARTITIONS, Traffic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -45,8 +47,8 @@ SEED = int(os.environ.get("SEED", "20260717"))
 SETTINGS = oracle.Settings(LATENESS_S * SECOND, JOIN_TIMEOUT_S * SECOND)
 ROLLOUTS_AT_ONCE = 3
 
-# Point and the range its passage is drawn from. The first ones come while nothing is committed yet; from
-# `after_commit` on a successor begins inside the log and must warm up.
+# Point and the range its passage is drawn from. The first ones come while nothing is committed yet; once
+# something is, a successor begins inside the log and must warm up.
 PLAN = {
     "pair": (
         ("flush_acked_before_commit", 5, 40),
@@ -55,17 +57,17 @@ PLAN = {
         ("during_warm_up", 1, 2),
         ("flush_acked_before_commit", 5, 60),
         ("half_waiting", 1, 60),
-        ("during_warm_up", 2, 40),
+        ("during_warm_up", 2, 30),
         ("flush_sent_before_acknowledged", 5, 40),
         ("half_waiting", 20, 90),
         ("after_read", 20, 90),
-        ("during_warm_up", 10, 80),
+        ("during_warm_up", 10, 40),
         ("before_flush", 10, 60),
     ),
     "measure": (
         ("flush_acked_before_commit", 5, 60),
         ("after_commit", 1, 2),
-        ("during_warm_up", 1, 40),
+        ("during_warm_up", 1, 12),
         ("flush_sent_before_acknowledged", 5, 60),
         ("flush_acked_before_commit", 5, 90),
         ("after_read", 20, 120),
@@ -164,6 +166,8 @@ async def kills(on: Stack, kind: str, fired: Counter[str]) -> None:
     for number, (point, least, most) in enumerate(PLAN[kind]):
         passage = rng.randrange(least, most)
         began_s = time.monotonic()
+        if point == "during_warm_up" and kind in READS:
+            await until_a_successor_warms_up(on, kind)
         worker = await started(on, kind, f"{point}:{passage}")
         await worker.until_fault(point, timeout_s=PATIENCE_S)
         fired[point] += 1
@@ -171,6 +175,23 @@ async def kills(on: Stack, kind: str, fired: Counter[str]) -> None:
             f"kill {kind} {number}: {point}:{passage} after {time.monotonic() - began_s:.1f} s (seed {SEED})"
         )
     await started(on, kind)
+
+
+READS = {"pair": (Topic.LOGITS,), "measure": (Topic.REQUESTS, Topic.TELEMETRY)}
+
+
+async def until_a_successor_warms_up(on: Stack, kind: str) -> None:
+    """Let a worker run, if need be, until offsets inside the log are committed; it is killed then."""
+    places = [TopicPartition(topic.value, number) for topic in READS[kind] for number in range(PARTITIONS)]
+
+    async def committed() -> bool:
+        found = await committed_offsets(on.broker, f"klaxon-{kind}", places)
+        return len(found) == len(places) and all(found.values())
+
+    if not await committed():
+        worker = await started(on, kind)
+        await eventually(committed, timeout_s=PATIENCE_S)
+        await worker.kill()
 
 
 async def test_kills_at_every_point_change_nothing(kafka_session: Broker, tmp_path: Path) -> None:
