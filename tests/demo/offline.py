@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.cli.demo.fleet import CANARY_VERSION, ROLLOUT, Fleet, Routing, Served, rollout_spec
 from pipeline.cli.demo.recording import Recording
 from pipeline.cli.demo.traffic import drawn_arrivals, read_figures
-from pipeline.core.gate.gating import GateCore, GateSettings
+from pipeline.core.gate.gating import Effect, GateCore, GateSettings
 from pipeline.core.measuring import MeasureSource
 from pipeline.core.pairing import PairSource
 from pipeline.core.source import ContentSettings, RecordMeta
@@ -95,12 +95,11 @@ class Offline:
         self.offsets[source] = offset + 1
         return RecordMeta(offset, self.now_us, 1_000)
 
-    def _obey(self, effects: list[object]) -> None:
+    def _obey(self, effects: list[Effect]) -> None:
         for effect in effects:
-            decision = getattr(effect, "decision", None)
-            if decision is not None:
-                self.decisions.append(decision)
-            self.directive = getattr(effect, "directive", None) or self.directive
+            if effect.decision is not None:
+                self.decisions.append(effect.decision)
+            self.directive = effect.directive or self.directive
 
 
 def drill(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -84,3 +86,29 @@ def test_without_a_fault_the_canary_climbs() -> None:
     assert result["outcome"] == result["expected"] == "no_trip"
     steps = result["router"]["steps"]  # type: ignore[index]
     assert max(steps) > steps[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    keep = tmp_path / "kept"
+    demo_process = subprocess.Popen(
+        [*KLAXON, "demo", "--keep", str(keep)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert demo_process.stderr is not None
+    said = []
+    for line in demo_process.stderr:
+        said.append(line)
+        if "topics;" in line:  # the workers are being started
+            break
+    children = psutil.Process(demo_process.pid).children(recursive=True)
+    demo_process.send_signal(number)
+    said.append(demo_process.communicate(timeout=90)[1])
+    assert demo_process.returncode == 130, said
+    assert "interrupted" in said[-1]
+    assert "Traceback" not in said[-1]
+    assert children
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert alive == []
+    mine = [p for p in psutil.process_iter(["cmdline"]) if str(keep) in " ".join(p.info["cmdline"] or ())]
+    assert mine == []

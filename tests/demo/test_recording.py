@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.demo.fleet import FAULTY_NODE, NODES, VERSIONS, Fleet, Routing, rollout_spec
+from pipeline.cli.demo.fleet import FAULTY_NODE, HEALTHY, NODES, VERSIONS, Fleet, Routing, rollout_spec
 from pipeline.cli.demo.recording import RecordingError, read_recording
 from pipeline.cli.demo.traffic import Arrival
 
@@ -120,7 +120,7 @@ def test_answers_travel_unchanged_and_only_the_faulty_node_damages_long_prompts(
         for one in served:
             faulty = one.logit.arm == "canary" and one.logit.node == FAULTY_NODE and long
             assert one.affected == faulty
-            variant = {"baseline": "baseline", "canary": "healthy", "control": "control"}[one.logit.arm]
+            variant = HEALTHY[one.logit.arm]
             replayed = prompt.answers["fault" if faulty else variant]
             assert (one.logit.tokens, one.logit.top_ids, one.logit.top_logprobs) == (
                 replayed.tokens,

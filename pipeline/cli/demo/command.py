@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import msgspec
 from rich.console import Console
 
 from pipeline.cli.demo.recording import SHIPPED, read_recording
-from pipeline.cli.demo.report import Fault, show
+from pipeline.cli.demo.report import Fault, Result, show
 from pipeline.cli.demo.run import Plan, Recorded, run
 from pipeline.cli.demo.stage import StageError
 from pipeline.cli.demo.traffic import drawn_arrivals, read_figures, trace_arrivals
@@ -103,7 +104,7 @@ def demo(
         config, policy = _settings(config_path, live=traffic is None)
         plan = Plan(traffic, count, fault, seed, policy, config)
         with _folder(keep) as folder:
-            result = asyncio.run(run(plan, folder, console))
+            result = asyncio.run(_until_told(plan, folder, console))
     except StageError as error:
         raise CommandError(str(error), Exit.UNREACHABLE) from None
     except PipelineError as error:
@@ -115,6 +116,17 @@ def demo(
         if keep is not None:
             click.echo(f"ask more: klaxon sql --config {keep / 'klaxon.yaml'} 'SELECT * FROM v_decisions'")  # noqa: S608
     return Exit.OK if result.as_expected else Exit.BAD
+
+
+async def _until_told(plan: Plan, folder: Path, console: Console) -> Result:
+    """Run; SIGTERM ends it as Ctrl-C does, with everything that was started stopped."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        return await run(plan, folder, console)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def _settings(config_path: str | None, *, live: bool) -> tuple[Config, str]:

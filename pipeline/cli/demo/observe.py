@@ -15,7 +15,7 @@ from pipeline.cli.demo.play import Sent
 from schemas.codec import decode_logits
 from schemas.columns import BASELINE, CANARY
 from schemas.control import Decision, Directive, Located
-from schemas.topics import CONTENT_TYPE, Topic
+from schemas.topics import CONTENT_TYPE, GATING_PARTITIONS, Topic
 
 LOOK_BACK_RECORDS = 64
 READ_TIMEOUT_S = 10.0
@@ -117,9 +117,7 @@ async def find_decision(bootstrap: str, tripped: Directive) -> Decision | None:
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed")
     await consumer.start()
     try:
-        await consumer.topics()
-        numbers = consumer.partitions_for_topic(Topic.DECISIONS) or ()
-        for place in (TopicPartition(Topic.DECISIONS, number) for number in numbers):
+        for place in (TopicPartition(Topic.DECISIONS, number) for number in range(GATING_PARTITIONS)):
             for record in await _range(consumer, place, 0, (await consumer.end_offsets([place]))[place]):
                 decision = msgspec.json.decode(record.value, type=Decision)
                 held = decision.directive
@@ -187,10 +185,7 @@ async def sources_closed(bootstrap: str, sources: Collection[str], timeout_s: fl
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
     await consumer.start()
     try:
-        await consumer.topics()
-        consumer.assign(
-            [TopicPartition(Topic.BUCKETS, p) for p in consumer.partitions_for_topic(Topic.BUCKETS) or ()]
-        )
+        consumer.assign([TopicPartition(Topic.BUCKETS, number) for number in range(GATING_PARTITIONS)])
         await consumer.seek_to_beginning()
         deadline = asyncio.get_running_loop().time() + timeout_s
         while missing and asyncio.get_running_loop().time() < deadline:

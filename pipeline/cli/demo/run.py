@@ -39,6 +39,7 @@ from pipeline.cli.demo.report import (
 from pipeline.cli.demo.stage import Stage, StageError, stage
 from pipeline.cli.demo.traffic import Arrival
 from pipeline.config import Config
+from pipeline.policy_file import parse_policy
 from pipeline.store.errors import StoreError
 from pipeline.store.queries import query_endpoint
 from schemas.topics import SOURCES
@@ -87,6 +88,11 @@ async def run(plan: Plan, folder: Path, console: Console) -> Result:
     def say(text: str) -> None:
         console.print(text, style="dim", highlight=False, soft_wrap=True)
 
+    content = plan.config.content
+    say(
+        f"the demo's own settings: lateness {content.lateness_s} s, join timeout {content.join_timeout_s} s, "
+        f"windows of {parse_policy(plan.policy).window_s} s (elsewhere 15 s, 60 s, 5 min)"
+    )
     view = RouterView()
     async with AsyncExitStack() as running:
         live = None
