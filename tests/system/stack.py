@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,7 +147,7 @@ class Stack:
     transactions: AIOKafkaProducer
     sent: Sent = field(default_factory=Sent)
     started: list[Worker] = field(default_factory=list)
-    content: dict[str, str] = field(default_factory=dict)
+    cells_per_bucket: int = 2048
     _one_transaction: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -162,8 +162,19 @@ class Stack:
             "KLAXON_GATE_LEASE_S": "5",
             "KLAXON_ARCHIVE_BLOCK_AGE_MS": "500",
             "KLAXON_CLICKHOUSE_DSN": f"chdb://{self.folder / 'archive'}",
-            **self.content,
+            "KLAXON_CONTENT_CELLS_PER_BUCKET": str(self.cells_per_bucket),
         }
+
+    @property
+    def settings(self) -> oracle.Settings:
+        """The same configuration for the oracle."""
+        return oracle.Settings(
+            LATENESS_S * SECOND, JOIN_TIMEOUT_S * SECOND, cells_per_bucket=self.cells_per_bucket
+        )
+
+    def log(self) -> Log:
+        """Everything read so far."""
+        return Log(self.follower.records, self.sent.batches, self.settings)
 
     def worker(
         self, kind: str, *, fault: str | None = None, command: tuple[str, ...] | None = None
@@ -292,9 +303,7 @@ class Stack:
 
 
 @asynccontextmanager
-async def stack(
-    broker: Broker, folder: Path, content: Mapping[str, str] | None = None
-) -> AsyncIterator[Stack]:
+async def stack(broker: Broker, folder: Path, cells_per_bucket: int = 2048) -> AsyncIterator[Stack]:
     """Topics from nothing, created by the command that operators use; every process is gone at the end."""
     await delete_topics(broker)
     async with AsyncExitStack() as exits:
@@ -302,7 +311,9 @@ async def stack(
         transactions = AIOKafkaProducer(
             bootstrap_servers=broker.bootstrap, transactional_id=f"foreign-{time.monotonic_ns()}"
         )
-        made = Stack(broker, folder, Follower(broker), producer, transactions, content=dict(content or {}))
+        made = Stack(
+            broker, folder, Follower(broker), producer, transactions, cells_per_bucket=cells_per_bucket
+        )
         await asyncio.gather(made.klaxon("topics", "create"), made.klaxon("migrate"))
         for client in (producer, transactions):
             await client.start()
@@ -328,13 +339,13 @@ async def _send(producer: AIOKafkaProducer, batch: Batch) -> Any:
     return await producer.send(batch.topic.value, batch.value, partition=batch.partition, headers=headers)
 
 
-async def settled(on: Stack, settings: oracle.Settings, seeds: Sequence[Traffic]) -> Log:
+async def settled(on: Stack, seeds: Sequence[Traffic]) -> Log:
     """Everything there is, once the gate has decided all that the seconds closed by now decide.
 
     What it does not decide within a quarter of a minute is for the judge to name.
     """
     await on.follower.caught_up()
-    log = Log(on.follower.records, on.sent.batches, settings)
+    log = on.log()
     evidence = await asyncio.to_thread(log.evidence)
     checked = -1
 

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import oracle
 from tests.kafka.broker import Broker
 from tests.system import judge
 from tests.system.stack import (
     JOIN_TIMEOUT_S,
-    LATENESS_S,
     PATIENCE_S,
     SECOND,
     SOURCES,
@@ -28,7 +26,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SEEDS = 24
 AT_ONCE = 8
-SETTINGS = oracle.Settings(LATENESS_S * SECOND, JOIN_TIMEOUT_S * SECOND)
 WORKERS = ("measure", "pair", "gate", "archive")
 
 
@@ -60,7 +57,7 @@ async def test_every_seed_is_counted_judged_and_archived_as_the_oracle_says(
         # Early events count up to 5 s after they came; halves wait for J.
         end_us = now_us() + (JOIN_TIMEOUT_S + 3) * SECOND
         await on.until_closed(end_us)
-        log = await settled(on, SETTINGS, seeds)
+        log = await settled(on, seeds)
         await on.until_archived(log)
         found = [line for topic in SOURCES for line in judge.finals(log, topic, end_us // SECOND)]
         found += judge.pairs(log, end_us)
