@@ -225,7 +225,7 @@ def commit_the_oldest_waiting_half() -> Source:
         flush = take()
         waiting = [
             half.offset
-            for group in source._groups._by_key.values()
+            for group in (*source._groups._named.values(), *source._groups._anonymous.values())
             if group.is_open
             for half in group.halves.values()
         ]
