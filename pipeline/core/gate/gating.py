@@ -263,24 +263,29 @@ class GateCore:
             return []
         pairs = run.evidence.fold(second, contents.get(memory.rollout, ()))
         if refilling:
+            if second == run.restored_through:
+                run.last = self._evidence_of(run, second, now_us)  # an operator may ask before the next one
             return []
         effects = self._tell_gap(run, second, now_us)
         counted = pairs if second >= memory.step_start else 0
         run.memory = replace(run.memory, folded=second, step_pairs=run.memory.step_pairs + counted)
-        verdicts = run.evidence.judge(self._intake.unknown)
-        run.last = Evidence(
-            second,
-            verdicts,
-            run.evidence.judge_coverage(self._intake.unknown),
-            fresh=False,
-            current=self._current(second, now_us),
-            complete_at=second + 1 + self.settings.lateness_s,
-        )
+        run.last = self._evidence_of(run, second, now_us)
         outcome = judge(run.memory, run.last, run.policy, run.spec, self.settings.join_timeout_s)
         run.memory = replace(outcome.memory, waiting=outcome.reason if outcome.kind is None else "")
         if outcome.kind is not None:
             effects.append(self._conclude(run, run.last, outcome, now_us))
         return effects
+
+    def _evidence_of(self, run: _Run, second: int, now_us: int) -> Evidence:
+        """Everything the rules say of the newest folded second."""
+        return Evidence(
+            second,
+            run.evidence.judge(self._intake.unknown),
+            run.evidence.judge_coverage(self._intake.unknown),
+            fresh=False,
+            current=self._current(second, now_us),
+            complete_at=second + 1 + self.settings.lateness_s,
+        )
 
     def _conclude(self, run: _Run, evidence: Evidence, outcome: Outcome, now_us: int) -> Effect:
         assert outcome.kind is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.gate.gating import GateCore
@@ -140,6 +140,7 @@ NO_SHRINKING = (Phase.explicit, Phase.generate)
 
 
 @settings(max_examples=20, deadline=None, phases=NO_SHRINKING)
+@example(2692, {6: 1, 35: 1, 33: 2})  # `promote` is the first thing that happens after a crash
 @given(st.integers(0, 10_000), crashing)
 def test_a_crash_at_any_instant_changes_no_decision(seed: int, crashes: dict[int, int]) -> None:
     compare_with_crashes(seed, crashes)
