@@ -160,6 +160,9 @@ class Stack:
             "KLAXON_CONTENT_JOIN_TIMEOUT_S": str(JOIN_TIMEOUT_S),
             "KLAXON_GATE_RENEW_S": "1",
             "KLAXON_GATE_LEASE_S": "5",
+            # A gate that was kept from judging for long must not raise weights; here it is to say what it
+            # would have said.
+            "KLAXON_GATE_BLIND_AFTER_S": "3600",
             "KLAXON_ARCHIVE_BLOCK_AGE_MS": "500",
             "KLAXON_CLICKHOUSE_DSN": f"chdb://{self.folder / 'archive'}",
             "KLAXON_CONTENT_CELLS_PER_BUCKET": str(self.cells_per_bucket),
