@@ -1,8 +1,8 @@
 """A recording as captures for `klaxon compare`.
 
-`python -m pipeline.cli.demo.export_recording VARIANT SIDE N` prints one OpenAI-style response a line, as llama-server shapes them: token ids, log-probabilities, top lists.
-The recording keeps no text, so `token` is empty; answers are told apart by ids. Made the files in
-docs/examples.
+`python -m pipeline.cli.demo.export_recording VARIANT SIDE N` prints one OpenAI-style response a line, as
+llama-server shapes them: token ids, log-probabilities, top lists. The recording keeps no text, so `token` is
+empty; answers are told apart by ids. Made the files in docs/examples.
 """
 
 from __future__ import annotations
