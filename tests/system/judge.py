@@ -34,6 +34,11 @@ def decode_final(value: bytes) -> FinalBuckets:
     return _FINALS.decode(value)
 
 
+def decode_pairs(value: bytes) -> PairBatch:
+    """A record of `klaxon.pairs`."""
+    return _PAIRS.decode(value)
+
+
 class Log:
     """Everything in the topics, and what was sent."""
 
@@ -136,7 +141,7 @@ def finals(log: Log, topic: Topic, through: int) -> list[str]:
             found += _content_differences(
                 where, statements, _share(log.content(topic, partition), gating), log.settings, through
             )
-    return _shortened(found)
+    return shortened(found)
 
 
 def _statements(records: Iterable[FinalBuckets]) -> dict[Place, list[dict[str, Any]]]:
@@ -266,7 +271,7 @@ def pairs(log: Log, through_us: int) -> list[str]:
         }
         said: dict[Any, Any] = {}
         for record in log.records[Topic.PAIRS.value, partition]:
-            for key, row in _pair_rows(_PAIRS.decode(record.value)):
+            for key, row in pair_rows(decode_pairs(record.value)):
                 if said.setdefault(key, row) != row:
                     found.append(f"klaxon.pairs/{partition}: {key} was said twice, differently")
         found += [
@@ -279,13 +284,14 @@ def pairs(log: Log, through_us: int) -> list[str]:
             for key, row in expected.items()
             if key not in said and row[1] <= through_us
         ]
-    return _shortened(found)
+    return shortened(found)
 
 
 SCORES: Final = ("kl_lower", "kl_lower_max", "kl_floor", "js_lower", "tv_lower", "cosine", "top1_agree")
 
 
-def _pair_rows(batch: PairBatch) -> Iterable[tuple[Any, Any]]:
+def pair_rows(batch: PairBatch) -> Iterable[tuple[Any, Any]]:
+    """(key within its partition, what is said of it) of every pair of a record."""
     for at in range(len(batch.arm)):
         key = (
             batch.first_offset[at],
@@ -329,7 +335,7 @@ def dead_letters(log: Log, *, once: bool) -> list[str]:
     found += [f"no dead letter of {key}: {refusal}" for key, refusal in expected.items() if key not in said]
     if once:
         found += [f"{count} dead letters of {key}" for key, count in said.items() if count > 1]
-    return _shortened(found)
+    return shortened(found)
 
 
 def one_writer(log: Log) -> list[str]:
@@ -371,85 +377,8 @@ def decided(log: Log, traffic: Traffic) -> list[str]:
     return differences(log.evidence(), traffic, said)
 
 
-ARCHIVED: Final = {
-    Topic.REQUESTS: "inference_log",
-    Topic.LOGITS: "logit_summaries",
-    Topic.TELEMETRY: "node_telemetry",
-}
-PLACES: Final = "SELECT part, off, pos, count() FROM {} GROUP BY part, off, pos"
-SUMS: Final = (
-    "SELECT rollout, ifNull(generation, -1), arm, count(), sum(duration_us), sum(input_tokens) FROM {} "
-    "GROUP BY 1, 2, 3"
-)
-DECIDED: Final = "SELECT part, off, count() FROM decisions GROUP BY part, off"
-SCORED: Final = "SELECT count() FROM v_pair_scores"
-QUERIES: Final = (
-    *(PLACES.format(table) for table in ARCHIVED.values()),
-    *(SUMS.format(table) for table in ("inference_log", "logit_summaries")),
-    DECIDED,
-    SCORED,
-)
-
-
-def archive(log: Log, rows: Mapping[str, list[list[Any]]]) -> list[str]:
-    """ClickHouse holds every event, pair and decision exactly once. `rows`: the answers to QUERIES."""
-    found: list[str] = []
-    for topic, table in ARCHIVED.items():
-        expected = {
-            (partition, offset, position): 1
-            for (name, partition, offset), batch in log.sent.items()
-            if name == topic
-            for position in batch.positions
-        }
-        said = {(int(p), int(o), int(at)): int(n) for p, o, at, n in rows[PLACES.format(table)]}
-        found += _counted(table, said, expected)
-        if topic is not Topic.TELEMETRY:
-            found += _counted(
-                f"sums of {table}",
-                {tuple(row[:3]): tuple(map(int, row[3:])) for row in rows[SUMS.format(table)]},
-                _sums(batch for (name, _, _), batch in log.sent.items() if name == topic),
-            )
-    decided = {
-        (place[1], record.offset): 1
-        for place, records in log.records.items()
-        if place[0] == Topic.DECISIONS
-        for record in records
-    }
-    found += _counted("decisions", {(int(p), int(o)): int(n) for p, o, n in rows[DECIDED]}, decided)
-    scored = len(
-        {
-            (partition, *key)
-            for partition in range(PARTITIONS)
-            for record in log.records[Topic.PAIRS.value, partition]
-            for key, _ in _pair_rows(_PAIRS.decode(record.value))
-        }
-    )
-    if int(rows[SCORED][0][0]) != scored:
-        found.append(f"v_pair_scores: {rows[SCORED][0][0]} pairs, expected {scored}")
-    return _shortened(found)
-
-
-def _sums(batches: Iterable[Batch]) -> dict[Any, Any]:
-    sums: dict[Any, list[int]] = {}
-    for batch in batches:
-        for event in batch.events:
-            key = (event["rollout"], event.get("generation", -1), event["arm"])
-            total = sums.setdefault(key, [0, 0, 0])
-            total[0] += 1
-            total[1] += event["duration_us"]
-            total[2] += event["input_tokens"]
-    return {key: tuple(total) for key, total in sums.items()}
-
-
-def _counted(what: str, said: Mapping[Any, Any], expected: Mapping[Any, Any]) -> list[str]:
-    return [
-        f"{what} {key}: archived {said.get(key, 0)}, expected {expected.get(key, 0)}"
-        for key in sorted(said.keys() | expected.keys(), key=str)
-        if said.get(key, 0) != expected.get(key, 0)
-    ]
-
-
-def _shortened(found: list[str]) -> list[str]:
+def shortened(found: list[str]) -> list[str]:
+    """The first few, and how many more there are."""
     if len(found) <= SHOWN:
         return found
     return [*found[:SHOWN], f"… and {len(found) - SHOWN} more"]

@@ -27,7 +27,7 @@ from tests.kafka.broker import Broker
 from tests.kafka.processes import Worker
 from tests.kafka.records import committed_offsets, dump
 from tests.kafka.waiting import eventually
-from tests.system import judge
+from tests.system import archived, judge
 from tests.system.stack import (
     JOIN_TIMEOUT_S,
     PATIENCE_S,
@@ -148,6 +148,7 @@ async def verdict(on: Stack, seeds: list[Traffic]) -> list[str]:
     await on.until_closed(end_us)
     log = await settled(on, seeds)
     await on.until_archived(log)
+    assert all(log.pairs(partition) for partition in range(PARTITIONS)), "nothing was scored"
     found = [line for topic in SOURCES for line in judge.finals(log, topic, end_us // SECOND)]
     found += judge.pairs(log, end_us)
     found += judge.dead_letters(log, once=False)
@@ -156,7 +157,7 @@ async def verdict(on: Stack, seeds: list[Traffic]) -> list[str]:
     for worker in on.started:
         if worker.running:
             assert await worker.stop() == 0, worker.log
-    found += judge.archive(log, {sql: await on.query(sql) for sql in judge.QUERIES})
+    found += archived.differences(log, {sql: await on.query(sql) for sql in archived.QUERIES})
     return found
 
 

@@ -11,7 +11,7 @@ import pytest
 from schemas.topics import Topic
 from tests.kafka.broker import Broker
 from tests.kafka.processes import Worker
-from tests.system import judge
+from tests.system import archived, judge
 from tests.system.stack import JOIN_TIMEOUT_S, SECOND, Stack, now_us, stack
 from tests.system.workload import Traffic
 
@@ -60,12 +60,12 @@ async def test_defects_of_commit_cap_and_isolation_are_found(kafka_session: Brok
         for worker in on.started:
             if worker.running:
                 await worker.stop()
-        rows = {sql: await on.query(sql) for sql in judge.QUERIES}
+        rows = {sql: await on.query(sql) for sql in archived.QUERIES}
     capped = judge.finals(log, Topic.REQUESTS, through)
     assert any("published" in line and "expected" in line for line in capped), capped
     lost = judge.finals(log, Topic.LOGITS, through)
     assert any("were never published" in line for line in lost), lost
-    surplus = judge.archive(log, rows)
+    surplus = archived.differences(log, rows)
     assert any("archived 1, expected 0" in line for line in surplus), surplus
 
 

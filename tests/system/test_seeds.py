@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kafka.broker import Broker
-from tests.system import judge
+from tests.system import archived, judge
 from tests.system.stack import (
     JOIN_TIMEOUT_S,
     PATIENCE_S,
@@ -66,7 +66,7 @@ async def test_every_seed_is_counted_judged_and_archived_as_the_oracle_says(
         found += [line for each in seeds for line in judge.decided(log, each)]
         for worker in workers:
             assert await worker.stop() == 0, worker.log
-        found += judge.archive(log, {sql: await on.query(sql) for sql in judge.QUERIES})
+        found += archived.differences(log, {sql: await on.query(sql) for sql in archived.QUERIES})
         assert not found, "\n".join(found)
         kinds = Counter(said["kind"] for each in seeds for said in on.follower.decisions[each.rollout])
         print(f"seeds {SEEDS}: {len(log.sent)} records, aborted {on.sent.aborted}, decisions {dict(kinds)}")

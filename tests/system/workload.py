@@ -14,10 +14,10 @@ from typing import Any, Final, Literal
 
 from schemas import codec
 from schemas.columns import BatchHeader
-from schemas.examples import InvalidExample, invalid_examples
+from schemas.examples import invalid_examples
 from schemas.topics import COLUMNS, JSON, Topic, partition_of
+from tests.system.malformed import EMBEDDABLE, Event, Refusal, neighbours_of
 
-Event = dict[str, Any]
 Fault = Literal[
     "none", "everywhere", "long_prompts_of_one_node", "slow", "lossy", "too_few", "observed", "twice"
 ]
@@ -65,15 +65,6 @@ COVERAGE_LIMIT: Final = 0.5
 MIN_PAIRS: Final = 10
 SCOPES: Final = ("rollout", "node", "context", "node_context")
 STEPS: Final = (10, 50, 100)
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """What must stand in the dead letter of a record."""
-
-    position: int | None
-    field: str
-    reason_contains: str
 
 
 @dataclass(frozen=True)
@@ -399,29 +390,11 @@ def _record(
     return Batch(at_us, topic, partition, value, content_type, tuple(events), positions, None, refusals)
 
 
-def _embeddable(topic: Topic) -> list[InvalidExample]:
-    """Must-fail examples that are one JSON object, refused by itself."""
-    found = []
-    for example in invalid_examples(topic):
-        if example.content_type == JSON and example.position == 0 and example.neighbours == 0:
-            try:
-                said = json.loads(example.value)
-                json.dumps(said, allow_nan=False)
-            except ValueError:
-                continue  # Python would write it otherwise: such examples are sent as they are
-            if isinstance(said, dict):
-                found.append(example)
-    return found
-
-
-EMBEDDABLE: Final = {topic: _embeddable(topic) for topic in (Topic.REQUESTS, Topic.LOGITS, Topic.TELEMETRY)}
-
-
 def _examples(rng: random.Random, traffic: Traffic, topic: Topic, start_us: int) -> Iterable[Batch]:
     """Some must-fail examples, as they are: whole records, broken encodings, bad ones among neighbours."""
-    known = [example for example in invalid_examples(topic) if _neighbours(example) is not None]
+    known = [example for example in invalid_examples(topic) if neighbours_of(example) is not None]
     for example in rng.sample(known, min(3, len(known))):
-        neighbours = _neighbours(example)
+        neighbours = neighbours_of(example)
         assert neighbours is not None
         at_us = start_us + rng.randrange(round(traffic.seconds * SECOND * 0.7))
         yield Batch(
@@ -435,17 +408,3 @@ def _examples(rng: random.Random, traffic: Traffic, topic: Topic, start_us: int)
             None,
             (Refusal(example.position, example.field, example.reason_contains),),
         )
-
-
-def _neighbours(example: InvalidExample) -> list[tuple[int, Event]] | None:
-    """(position, valid event) beside the refused one; None where only a decoder could tell."""
-    if example.neighbours == 0:
-        return []
-    try:
-        said = json.loads(example.value)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(said, list):
-        return None
-    found = [(at, event) for at, event in enumerate(said) if at != example.position]
-    return found if len(found) == example.neighbours else None
