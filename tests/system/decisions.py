@@ -222,7 +222,7 @@ def differences(evidence: Evidence, traffic: w.Traffic, actual: list[dict[str, A
     for generation, said, folded in runs:
         where = f"{traffic.rollout} generation {generation.number}"
         trips = [decision for decision in said if decision["kind"] == "trip"]
-        # After a trip on fresh evidence a new generation may begin before the seconds it rests on are complete.
+        # After a trip on fresh evidence the next generation may begin before those seconds are complete.
         early = folded is None or any(map(is_fresh, said))
         through = evidence.complete_through if early or folded is None else folded
         expected = expected_decisions(evidence, traffic, generation, through)
