@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import yaml
 
 Path: TypeAlias = tuple[str | int, ...]
+
+MOST_DEPTH: Final = 50
+"""Levels inside each other; a policy has four."""
+MOST_VALUES: Final = 100_000
+"""Values in all, each alias counted with what it stands for: a few lines can spell out billions."""
+MOST_BITS: Final = 64
+"""Of a whole number. Arithmetic on a longer one, or printing it, may take forever or fail."""
 
 
 class YamlError(Exception):
@@ -42,6 +49,8 @@ def parse(text: str) -> Document:
         raise YamlError(error.problem or "not YAML", mark.line + 1 if mark else 1) from None
     except yaml.YAMLError as error:
         raise YamlError(str(error), 1) from None
+    except RecursionError:
+        raise YamlError(f"more than {MOST_DEPTH} levels inside each other", 1) from None
     lines: dict[Path, int] = {(): 1}
     if node is None:
         return Document({}, lines)
@@ -53,19 +62,42 @@ def parse(text: str) -> Document:
 
 
 def _plain(loader: yaml.SafeLoader, node: yaml.Node, path: Path, lines: dict[Path, int]) -> object:
-    lines[path] = node.start_mark.line + 1
+    line = node.start_mark.line + 1
+    if len(path) > MOST_DEPTH:
+        raise YamlError(f"more than {MOST_DEPTH} levels inside each other", line)
+    if len(lines) > MOST_VALUES:
+        raise YamlError(f"more than {MOST_VALUES} values, aliases spelled out", line)
+    lines[path] = line
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, object] = {}
         for key_node, value_node in node.value:
-            key = str(loader.construct_object(key_node))
+            key, key_line = _key(loader, key_node), key_node.start_mark.line + 1
             if key in mapping:
-                raise YamlError(f"{key!r} stands twice", key_node.start_mark.line + 1)
+                raise YamlError(f"{key!r} stands twice", key_line)
             mapping[key] = _plain(loader, value_node, (*path, key), lines)
-            lines[(*path, key)] = key_node.start_mark.line + 1
+            lines[(*path, key)] = key_line
         return mapping
     if isinstance(node, yaml.SequenceNode):
         return [_plain(loader, item, (*path, at), lines) for at, item in enumerate(node.value)]
+    return _scalar(loader, node)
+
+
+def _key(loader: yaml.SafeLoader, node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise YamlError("a list or mapping stands where a key is expected", node.start_mark.line + 1)
+    if node.tag == "tag:yaml.org,2002:merge":
+        raise YamlError("'<<' merges nothing here; write the keys out", node.start_mark.line + 1)
+    return str(_scalar(loader, node))
+
+
+def _scalar(loader: yaml.SafeLoader, node: yaml.Node) -> object:
+    line = node.start_mark.line + 1
     try:
-        return loader.construct_object(node)
-    except (yaml.YAMLError, ValueError) as error:
-        raise YamlError(str(error).splitlines()[0], node.start_mark.line + 1) from None
+        value: object = loader.construct_object(node)
+        if isinstance(value, str):
+            value.encode()  # an escape may spell half a character, which nothing could send on
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        raise YamlError(str(error).splitlines()[0], line) from None
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise YamlError(f"a whole number of more than {MOST_BITS} bits", line)
+    return value

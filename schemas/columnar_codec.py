@@ -213,6 +213,9 @@ def _common(
     signature = _ids16(envelope.signature, n, "signature")
     pair_id = _ids16(envelope.pair_id or bytes(16 * n), n, "pair_id")
     numbers = _numbers(layout, envelope.numbers, n, faults)
+    if not envelope.pair_id:
+        for row in np.flatnonzero(numbers["has_pair_id"]).tolist():
+            faults.add(row, "pair_id", "said to be there, but the record holds no pair ids")
     labels = _labels(layout, envelope.labels, n, faults)
     shared = {
         name: numbers.pop(name)
@@ -350,8 +353,10 @@ def _logit_columns(
 def _fault_entries(
     bad: Bool, offsets: NDArray[np.int64], name: str, ids: NDArray[Any], faults: _Faults
 ) -> None:
-    for index in np.flatnonzero(bad).tolist():
-        row = int(np.searchsorted(offsets, index, side="right")) - 1
+    indices = np.flatnonzero(bad)
+    # An event is refused for its first bad id: the others of a hostile record cost nothing more.
+    rows, first = np.unique(np.searchsorted(offsets, indices, side="right") - 1, return_index=True)
+    for row, index in zip(rows.tolist(), indices[first].tolist(), strict=True):
         faults.add(row, name, f"token id {int(ids[index])} is not in 0..{MAX_ID}")
 
 

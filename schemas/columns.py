@@ -26,6 +26,8 @@ Bool: TypeAlias = NDArray[np.bool_]
 ABSENT: Final = -1
 NO_LABEL: Final = 0xFFFF
 NOT_LISTED: Final = -1
+MOST_SAID_CHARS: Final = 512
+"""Longest field path or reason of a rejection."""
 
 BASELINE: Final = 0
 CANARY: Final = 1
@@ -191,11 +193,20 @@ class TelemetryColumns:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """One event (or, with `position` None, one whole record) that cannot be read."""
+    """One event (or, with `position` None, one whole record) that cannot be read.
+
+    `field` and `reason` quote what was sent; they are cut, so that saying why never takes more than a line.
+    """
 
     position: int | None
     field: str
     reason: str
+
+    def __post_init__(self) -> None:
+        for name in ("field", "reason"):
+            text = getattr(self, name)
+            if len(text) > MOST_SAID_CHARS:
+                object.__setattr__(self, name, f"{text[: MOST_SAID_CHARS - 1]}…")
 
 
 @dataclass(frozen=True, slots=True)

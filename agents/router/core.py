@@ -74,12 +74,14 @@ class RouterState:
     def _raises(self, directive: Directive, now_us: int) -> bool:
         """Whether it gives a version more than now and more than the last promoted split did.
 
-        Weight that goes back to the promoted version is no increase. Before the first record the promoted
-        split is what holds."""
+        Weight that goes back to the promoted version is no increase; promoted is what the directive obeyed
+        so far says, for a promotion is an increase itself. Before the first record the promoted split is
+        what holds."""
         held = self.effective(now_us)
         current = directive.last_promoted if held is None else held.weights
+        promoted = (self._obeyed or directive).last_promoted
         return any(
-            weight > max(current.get(version, 0.0), directive.last_promoted.get(version, 0.0))
+            weight > max(current.get(version, 0.0), promoted.get(version, 0.0))
             for version, weight in directive.weights.items()
             if version != directive.fallback
         )

@@ -131,10 +131,7 @@ class Router:
 
     def _take(self, key: bytes | None, value: bytes | None, now_us: int) -> None:
         if value is None:
-            rollout = (key or b"").decode("utf-8", "replace")
-            self._states.pop(rollout, None)
-            self._told.pop(rollout, None)
-            self._published.pop(rollout, None)
+            self._strike((key or b"").decode("utf-8", "replace"), now_us)
             return
         try:
             directive = msgspec.json.decode(value, type=Directive)
@@ -155,6 +152,18 @@ class Router:
                 directive.generation,
                 directive.epoch,
             )
+
+    def _strike(self, rollout: str, now_us: int) -> None:
+        """A tombstone: forget the roll-out. Not while its gate vouches for it: an older record that comes
+        after the tombstone would then be obeyed, and a trip undone."""
+        state = self._states.get(rollout)
+        effective = None if state is None else state.effective(now_us)
+        if effective is not None and effective.lease_valid:
+            log.error("%s: a tombstone of %s was ignored: its lease is valid", Topic.CONTROL, rollout)
+            return
+        self._states.pop(rollout, None)
+        self._told.pop(rollout, None)
+        self._published.pop(rollout, None)
 
     def _changes(self, now_us: int) -> list[Change]:
         """What this router does differently since it was last told; a renewed lease alone is no change."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.core.captures.answers import CaptureError
-from pipeline.core.captures.bodies import read_body, read_response
+from pipeline.core.captures.bodies import read_body, read_json, read_response
 from pipeline.core.captures.comparison import Captured
 from schemas.columns import DEFINITIONS, SOURCES
 
@@ -55,15 +54,11 @@ def _jsonl(file: Path) -> Iterator[Captured]:
             if not line.strip():
                 continue
             try:
-                captured = _record(json.loads(line))
-            except json.JSONDecodeError as error:
-                mistake = f"not JSON: {error.msg} (column {error.colno}); one response a line is expected"
+                captured = _record(read_json(line.decode("utf-8-sig")))
             except UnicodeDecodeError:
                 mistake = "not UTF-8 text"
-            except RecursionError:
-                mistake = "not JSON: nested too deep"
             except CaptureError as error:
-                mistake = str(error)
+                mistake = f"{error}; one response a line is expected" if error.line else str(error)
             else:
                 mistake = _unpairable(captured.key, first_line)
             if mistake:

@@ -7,6 +7,7 @@ no numpy and a broken optional package cannot take the whole command line down.
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from typing import Final
 
@@ -55,6 +56,11 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; the process exits with the code of interface contract (0-4)."""
+    for stream in (sys.stdout, sys.stderr):
+        # Names of files and ids come from outside: half a character in one must not end a command. Inside
+        # JSON it then stands as the escape it came as.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = cli.main(standalone_mode=False)
     except CommandError as error:

@@ -18,7 +18,6 @@ from schemas.control import ArmSpec, RolloutSpec
 from schemas.events import ARMS
 
 _UNKNOWN: Final = re.compile(r"unknown field `(.+?)`")
-_UNKNOWN_ARM: Final = re.compile(r"Invalid enum value '(.+?)'")
 _MISSING: Final = re.compile(r"missing required field `(.+?)`")
 
 
@@ -40,7 +39,7 @@ def read_spec(path: str, policy_path: str | None) -> RolloutSpec:
     try:
         spec = msgspec.convert(document.data, RolloutSpec)
     except msgspec.ValidationError as error:
-        raise _explain(path, document, str(error)) from None
+        raise _explain_arm(path, document) or _explain(path, document, str(error)) from None
     try:
         check_spec(spec, spec.rollout)
     except SpecError as error:
@@ -69,33 +68,34 @@ def _read(path: str) -> Document:
         raise _mistake(path, error.line, "", f"{error}; mend the YAML there") from None
 
 
-def _explain(path: str, document: Document, message: str) -> CommandError:
+def _explain_arm(path: str, document: Document) -> CommandError | None:
+    """The first mistake inside an arm: what msgspec says of a whole spec does not tell which arm it means."""
+    arms = document.data.get("arms") if isinstance(document.data, dict) else None
+    for name, arm in arms.items() if isinstance(arms, dict) else ():
+        if name not in ARMS:
+            problem = f"unknown arm {name!r}{nearest(name, ARMS)}"
+            return _mistake(path, document.line_of(("arms", name)), "arms", problem)
+        try:
+            msgspec.convert(arm, ArmSpec)
+        except msgspec.ValidationError as error:
+            return _explain(path, document, str(error), ("arms", name), ArmSpec.__struct_fields__)
+    return None
+
+
+def _explain(
+    path: str,
+    document: Document,
+    message: str,
+    within: tuple[str | int, ...] = (),
+    known: tuple[str, ...] = RolloutSpec.__struct_fields__,
+) -> CommandError:
     what, _, at = message.partition(" - at `")
-    parts: tuple[str | int, ...] = tuple(
-        int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]$`]+", at)
-    )
-    found = _UNKNOWN_ARM.search(what)
-    if found and " in `$.arms" in at:
-        parts, what = ("arms",), f"unknown arm {found[1]!r}{nearest(found[1], ARMS)}"
-    found = _UNKNOWN.search(what)
-    if found:
-        parts = _arm_with(document, found[1], parts)
-        known = ArmSpec.__struct_fields__ if parts[:1] == ("arms",) else RolloutSpec.__struct_fields__
-        what = f"unknown field {found[1]!r}{nearest(found[1], known)}"
-        parts = (*parts, found[1])
-    found = _MISSING.search(what)
-    if found:
+    parts = within + tuple(int(part) if part.isdigit() else part for part in re.findall(r"[^.\[\]$`]+", at))
+    if found := _UNKNOWN.search(what):
+        parts, what = (*parts, found[1]), f"unknown field {found[1]!r}{nearest(found[1], known)}"
+    elif found := _MISSING.search(what):
         parts = (*parts, found[1])
     return _mistake(path, document.line_of(parts), ".".join(str(part) for part in parts), what)
-
-
-def _arm_with(document: Document, field: str, parts: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """A message about arms does not say which: the one that holds the unknown field."""
-    if parts == ("arms",) and isinstance(document.data, dict) and isinstance(document.data["arms"], dict):
-        for name, arm in document.data["arms"].items():
-            if isinstance(arm, dict) and field in arm:
-                return ("arms", name)
-    return parts
 
 
 def _mistake(path: str, line: int, field: str, problem: str) -> CommandError:

@@ -34,7 +34,8 @@ from pipeline.workers.transport import Link
 from schemas.buckets import FinalBuckets, FreshCells
 from schemas.columns import Rejected
 from schemas.commands import COMMANDS
-from schemas.topics import SOURCES, Topic
+from schemas.control import Command
+from schemas.topics import SOURCES, Topic, gating_partition
 
 log = logging.getLogger("klaxon.gate")
 
@@ -200,9 +201,17 @@ class GateWorker:
             await self._refuse(record, [Rejected(None, "", str(error))])
 
     async def _obey(self, seat: _Seat, record: Record) -> None:
-        commands, _positions, rejected = COMMANDS.read(record.value)
+        commands, positions, rejected = COMMANDS.read(record.value)
+        ours: list[Command] = []
+        for command, position in zip(commands, positions.tolist(), strict=True):
+            owner = gating_partition(command.rollout)
+            if owner == seat.partition:
+                ours.append(command)
+            else:  # obeyed here as well, the roll-out would have two gates
+                reason = f"partition {owner} decides about this roll-out; key its commands by its name"
+                rejected.append(Rejected(position, "rollout", reason))
         await self._refuse(record, rejected)
-        for command in commands:
+        for command in ours:
             await self._write(seat, seat.core.on_command(command, record.offset, _now_us()))
         seat.news_finals = True
 

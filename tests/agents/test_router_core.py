@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.router.core import Outcome, RouterState
+from agents.router.runner import Router, RouterSettings
 from schemas.control import Directive
 
 SECOND = 1_000_000
@@ -89,6 +90,38 @@ def test_a_router_that_starts_on_an_expired_directive_serves_the_promoted_split(
     state = RouterState()
     assert state.apply(directive(7, 50.0), 100 * SECOND) is Outcome.EXPIRED
     assert state.effective_weights(100 * SECOND) == PROMOTED
+
+
+def test_a_promotion_is_an_increase_too() -> None:
+    """Its own `last_promoted` says 100 %: what may hold without a lease is what was promoted before."""
+    state = RouterState()
+    state.apply(directive(1, 50.0), 0)
+    everything = {"v1": 0.0, "v2": 100.0}
+    promotion = directive(2, 100.0, at_s=10, state="promoted", last_promoted=everything)
+    assert state.apply(promotion, 26 * SECOND) is Outcome.EXPIRED
+    assert canary_weight(state, 26) == 50.0
+    renewed = directive(2, 100.0, at_s=27, state="promoted", last_promoted=everything)
+    assert state.apply(renewed, 27 * SECOND) is Outcome.APPLIED
+    assert canary_weight(state, 27) == 100.0
+    # A router that starts on it has no split of its own to keep.
+    assert RouterState().apply(promotion, 26 * SECOND) is Outcome.APPLIED
+
+
+def test_a_tombstone_opens_no_way_back_to_an_older_directive() -> None:
+    router = Router(RouterSettings("nowhere:1", "r"), lambda _: None)
+
+    def take(record: Directive | None, at_s: float) -> None:
+        value = None if record is None else msgspec.json.encode(record)
+        router._take(b"chat", value, int(at_s * SECOND))
+
+    take(directive(5, 25.0), 0)
+    take(directive(6, 0.0, at_s=1, state="tripped"), 1)
+    take(None, 2)
+    take(directive(5, 25.0), 3)
+    assert canary_weight(router._states["chat"], 3) == 0.0
+    # Nobody renews it any more: a retired roll-out leaves.
+    take(None, 17)
+    assert "chat" not in router._states
 
 
 def test_dead_man_at_just_under_and_just_over_its_limit() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -331,6 +333,8 @@ MISTAKES = [
     ('{"prompt_id": 1, "choices": []}\n{"choices": []}\n', ":2: no prompt_id here"),
     ('{"choices": []}\n{"prompt_id": 1, "choices": []}\n', ":2: a prompt_id here"),
     ('{"choices": [{"logprobs": 5}]}\n', ":1: logprobs"),
+    ('{"choices": ' + "9" * 5000 + "}\n", ":1: a number of thousands of digits"),
+    ("[" * 100_000 + "\n", ":1: not JSON: nested too deep"),
     ("\udcff\n", ":1: not "),
 ]
 
@@ -378,3 +382,20 @@ def test_wrong_usage(compare: Callable[..., Run], tmp_path: Path, arguments: tup
     run = compare(*arguments, *([good, good] if "--" in "".join(arguments) else []))
     assert run.code == 2
     assert "Traceback" not in run.err
+
+
+def test_names_that_are_no_text_end_nothing(tmp_path: Path) -> None:
+    """Half a character in a prompt_id, and in a body's text: printed as the escape it came as."""
+    lines = [{**response(["a"], [FINE]), "prompt_id": f"\ud800{number}"} for number in range(6)]
+    lines[0]["choices"][0]["message"] = {"content": "\udcff"}
+    lines[0]["usage"] = {"completion_tokens": 9}
+    side = str(write(tmp_path / "odd.jsonl", lines))
+    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", "compare", side, side]
+    done = subprocess.run([*command, "--json"], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    result = json.loads(done.stdout)
+    assert result["skipped"] == {"logprobs_incomplete": 2}
+    assert [row["prompt_id"] for row in result["per_pair"]] == [f"\ud800{number}" for number in range(1, 6)]
+    done = subprocess.run([*command, "--per-pair"], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert b"\\ud8005" in done.stdout

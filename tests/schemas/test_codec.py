@@ -323,6 +323,29 @@ def test_a_blob_of_the_wrong_length_refuses_the_record(name: str, change: Callab
     assert _refused(envelope, **{name: change(getattr(envelope, name))}) == (name, 0)
 
 
+def test_pair_ids_that_are_not_there_refuse_their_events() -> None:
+    """Without the blob they would all be the same id: the halves of different requests would meet."""
+    envelope = _request_envelope()
+    has = [bool(event.pair_id) for event in request_events_of("array")]
+    assert any(has)
+    value = msgspec.msgpack.encode(msgspec.structs.replace(envelope, pair_id=b""))
+    decoded = codec.decode_requests(value, COLUMNS)
+    assert [(r.position, r.field) for r in decoded.rejected] == [
+        (i, "pair_id") for i, there in enumerate(has) if there
+    ]
+    assert decoded.positions.tolist() == [i for i, there in enumerate(has) if not there]
+
+
+def test_an_event_is_refused_once_for_all_its_bad_ids() -> None:
+    envelope = _logit_envelope()
+    ids = np.frombuffer(envelope.tokens, dtype="<i4").copy()
+    ids[1:] = -7
+    value = msgspec.msgpack.encode(msgspec.structs.replace(envelope, tokens=ids.tobytes()))
+    decoded = codec.decode_logits(value, COLUMNS)
+    assert [(r.position, r.field) for r in decoded.rejected] == [(i, "tokens") for i in range(envelope.n)]
+    assert {r.reason for r in decoded.rejected} == {"token id -7 is not in 0..2147483647"}
+
+
 def test_every_number_column_has_its_length_checked() -> None:
     for envelope, layout in (
         (_logit_envelope(), columnar_codec.LOGIT_LAYOUT),

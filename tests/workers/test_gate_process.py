@@ -114,6 +114,23 @@ async def test_a_malformed_command_goes_to_the_dead_letter(kafka: Broker, log_fo
     assert await directives(kafka) == []
 
 
+async def test_a_command_in_the_wrong_partition_makes_no_second_gate(kafka: Broker, log_folder: Path) -> None:
+    """A producer without a key puts it anywhere; the seat there must not start the roll-out."""
+    other = (SEAT + 1) % 4
+    async with Worker("gate", kafka, log_folder, environment=QUICK) as gate:
+        await gate.until_log(f"gating partition {other}: taken")
+        await produce(kafka, [Written(Topic.COMMANDS, encoded(start_command()), partition=other)])
+
+        async def letters() -> list[Any]:
+            return await dump(kafka, Topic.DEAD_LETTER)
+
+        (letter,) = await eventually(letters)
+    told = json.loads(letter.value)
+    assert (told["field"], told["position"]) == ("rollout", 0)
+    assert told["reason"].startswith(f"partition {SEAT} decides")
+    assert await directives(kafka) == []
+
+
 def _assigned_seats(worker: Worker) -> list[str]:
     """Gating partitions of the worker's newest assignment, by what it says."""
     newest = worker.log.rpartition("gate: assigned ")[2].partition("\n")[0]

@@ -14,7 +14,8 @@ from pipeline.workers.dead_letters import MOST_PER_RECORD, dead_letters
 from pipeline.workers.faults import EXIT_CODE, FaultPoint
 from pipeline.workers.records import Record
 from pipeline.workers.watchdog import Watchdog
-from schemas.columns import Rejected
+from schemas.codec import decode_requests
+from schemas.columns import MOST_SAID_CHARS, Rejected
 from schemas.topics import CONTENT_TYPE, TICK, Topic
 
 
@@ -108,6 +109,15 @@ def test_a_letter_says_where_and_why_but_not_what() -> None:
 def test_a_letter_holds_the_payload_where_it_was_asked_for() -> None:
     (letter,) = dead_letters(_record(), [Rejected(None, "", "bad")], payload=True)
     assert letter.payload == "cGF5bG9hZA=="
+
+
+def test_a_letter_is_short_whatever_was_sent() -> None:
+    event = b'{"v":1,"arm":"' + b"x" * 800_000 + b'"}'
+    rejected = decode_requests(event, None).rejected
+    (letter,) = dead_letters(_record(value=event), rejected, payload=False)
+    assert letter.field == "arm"
+    assert letter.reason.startswith("Invalid enum value 'xxx")
+    assert len(letter.reason) == MOST_SAID_CHARS
 
 
 def test_one_record_cannot_flood_the_dead_letter() -> None:

@@ -25,6 +25,8 @@ from pipeline.core.captures.answers import (
     has_ids,
 )
 
+MOST_TOKEN_ID: Final = 2**31 - 1
+"""As on the wire: no vocabulary is larger."""
 _TOKEN_ID: Final = re.compile(r"token_id:(\d{1,18})")
 _ENDED: Final = {"stop": True, "eos_token": True, "stop_sequence": True, "tool_calls": True, "length": False}
 """finish_reason → ended by itself; any other reason does not say."""
@@ -156,7 +158,8 @@ def _lost_some(answer: Answer, choice: Mapping[str, Any], usage: object) -> bool
     message = choice.get("message")
     text = message.get("content") if isinstance(message, Mapping) else choice.get("text")
     spelled = b"".join(position.emitted.raw or b"" for position in answer.generated)
-    written = text.encode() if isinstance(text, str) else b""
+    # A character cut in half comes as a lone surrogate, which plain UTF-8 cannot hold.
+    written = text.encode(errors="surrogatepass") if isinstance(text, str) else b""
     return not spelled or not (spelled.startswith(written) or written.startswith(spelled))
 
 
@@ -211,7 +214,7 @@ def _scored(prompt_logprobs: object) -> tuple[Position, ...]:
             continue
         try:
             entries = [
-                (Token(int(key)), _number(value["logprob"], "logprob")) for key, value in place.items()
+                (_identified(int(key)), _number(value["logprob"], "logprob")) for key, value in place.items()
             ]
             rank = next(iter(place.values()))["rank"]
         except (AttributeError, KeyError, TypeError, ValueError, StopIteration):
@@ -229,10 +232,16 @@ def _token(entry: Mapping[str, Any], token_id: object = None) -> Token:
     text, given, raw = entry.get("token"), entry.get("id"), entry.get("bytes")
     for candidate in (given, token_id):
         if isinstance(candidate, int) and not isinstance(candidate, bool) and candidate >= 0:
-            return Token(candidate, _bytes(raw))
+            return _identified(candidate, _bytes(raw))
     spelled = _TOKEN_ID.fullmatch(text) if isinstance(text, str) else None
     # Where the token string is an id, `bytes` spell that string.
-    return Token(int(spelled.group(1))) if spelled else Token(None, _bytes(raw))
+    return _identified(int(spelled.group(1))) if spelled else Token(None, _bytes(raw))
+
+
+def _identified(token_id: int, raw: bytes | None = None) -> Token:
+    if not 0 <= token_id <= MOST_TOKEN_ID:
+        raise CaptureError(f"token id {str(token_id)[:20]}: not in 0..{MOST_TOKEN_ID}")
+    return Token(token_id, raw)
 
 
 def _bytes(raw: object) -> bytes | None:
@@ -257,13 +266,22 @@ def _number(value: object, field: str) -> float:
 
 def _json_object(text: str, line: int) -> Mapping[str, Any]:
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        place = line + error.lineno - 1 if line else error.lineno
-        raise CaptureError(f"not JSON: {error.msg} (column {error.colno})", place) from None
-    except RecursionError:
-        raise CaptureError("not JSON: nested too deep", line) from None
+        value = read_json(text)
+    except CaptureError as error:
+        raise CaptureError(str(error), line + error.line - 1 if line and error.line else error.line) from None
     return _object(value, "the body", line)
+
+
+def read_json(text: str) -> object:
+    """The value of a JSON text. Raises CaptureError: `line` inside the text, 0 where the place is unknown."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CaptureError(f"not JSON: {error.msg} (column {error.colno})", error.lineno) from None
+    except ValueError:
+        raise CaptureError("a number of thousands of digits; no field has one") from None
+    except RecursionError:
+        raise CaptureError("not JSON: nested too deep") from None
 
 
 def _object(value: object, field: str, line: int) -> Mapping[str, Any]:

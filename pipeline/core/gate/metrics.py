@@ -65,9 +65,9 @@ def extract(rule: Rule, cell: Cell) -> Vec | None:
         raise EvidenceError(
             f"{cell.dimension}={cell.value}: histogram of {metric.measure} contradicts itself"
         )
+    if metric.statistic != "mean" and sum(found.counts) != found.count:
+        raise EvidenceError(f"{cell.dimension}={cell.value}: {metric.measure} has no full histogram")
     if metric.statistic == "quantile":
-        if sum(found.counts) != found.count:
-            raise EvidenceError(f"{cell.dimension}={cell.value}: {metric.measure} has no full histogram")
         return dict(zip(found.bins, found.counts, strict=True))
     if metric.statistic == "share":
         assert metric.over is not None

@@ -159,10 +159,11 @@ _RULE_KEYS: Final = (
 )  # fmt: skip
 _ARMS: Final[tuple[ArmName, ...]] = ("canary", "baseline", "control", "any")
 _TRAFFIC: Final[tuple[Traffic, ...]] = ("all", "user", "shadow")
-_DURATION: Final = re.compile(r"^(\d+(?:\.\d+)?)\s*(us|µs|ms|s|m|h)$")
+_DURATION: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)[ \t]*(us|µs|ms|s|m|h)")
+_PERCENT: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)[ \t]*%")
 _UNITS_US: Final = {"us": 1, "µs": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
-_ID: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
-_QUANTILE: Final = re.compile(r"^p(\d{1,2}(?:\.\d{1,3})?)$")
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_QUANTILE: Final = re.compile(r"p([0-9]{1,2}(?:\.[0-9]{1,3})?)")
 
 
 def read_policy(data: object, text: str, digest: str) -> Policy:
@@ -192,7 +193,7 @@ def read_policy(data: object, text: str, digest: str) -> Policy:
 def _rule(data: object, path: Path) -> Rule:
     entry = _mapping(data, path, _RULE_KEYS)
     rule_id = _text(entry, path, "id")
-    if not _ID.match(rule_id):
+    if not _ID.fullmatch(rule_id):
         raise PolicyMistake((*path, "id"), f"{rule_id!r}: letters, digits, '_', '.', '-', at most 64")
     capability = entry.get("capability")
     if capability is not None and not isinstance(capability, str):
@@ -278,7 +279,7 @@ def _metric(entry: Mapping[str, object], path: Path) -> Metric:
         raise PolicyMistake(path, f"{name} needs `statistic`: mean, or a quantile such as p99")
     if statistic == "mean":
         return Metric(name, family, measure, kind, "mean", unit)
-    found = _QUANTILE.match(statistic) if isinstance(statistic, str) else None
+    found = _QUANTILE.fullmatch(statistic) if isinstance(statistic, str) else None
     if found is None or "quantile" not in statistics or not Fraction(found[1]):
         allowed = "mean" if statistics == ("mean",) else "mean, or a quantile such as p50, p99, p99.9"
         raise PolicyMistake((*path, "statistic"), f"{statistic!r} is none of {name}: {allowed}")
@@ -413,11 +414,11 @@ def _number(value: object, path: Path) -> Fraction:
 
 
 def _share(value: object, path: Path) -> Fraction:
-    if isinstance(value, str) and value.endswith("%"):
-        try:
-            share = Fraction(value[:-1].strip()) / 100
-        except (ValueError, ZeroDivisionError):
-            raise PolicyMistake(path, f"{value!r}: a share such as 0.05 or 5% is expected") from None
+    if isinstance(value, str):
+        found = _PERCENT.fullmatch(value)
+        if found is None:
+            raise PolicyMistake(path, f"{value!r}: a share such as 0.05 or 5% is expected")
+        share = Fraction(found[1]) / 100
     else:
         share = _number(value, path)
     if not 0 <= share <= 1:
@@ -426,7 +427,7 @@ def _share(value: object, path: Path) -> Fraction:
 
 
 def _duration_us(value: object, path: Path) -> int:
-    found = _DURATION.match(value) if isinstance(value, str) else None
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         raise PolicyMistake(path, f"{value!r}: a duration with its unit is expected, such as 500ms, 30s, 5m")
     us = Fraction(found[1]) * _UNITS_US[found[2]]

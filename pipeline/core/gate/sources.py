@@ -79,8 +79,11 @@ class Source:
         if first <= final.closed_through:
             self._know(first, final.closed_through)
         stated = _by_second(seconds)
-        earliest = max(first, folded + 1, final.closed_through - KEPT_SECONDS // 2 + 1)
-        for second in range(earliest, final.closed_through + 1):
+        earliest = max(first, folded + 1)
+        recent = range(max(earliest, final.closed_through - KEPT_SECONDS // 2 + 1), final.closed_through + 1)
+        # Of a statement about hours, after a silence, older seconds are kept as far as they hold anything.
+        holding = (second for second in stated if earliest <= second <= final.closed_through)
+        for second in sorted({*recent, *holding}):
             self._own(second, final.offset, stated.get(second, []), change)
         if len(self.owners) > KEPT_SECONDS:
             for second in sorted(self.owners)[: len(self.owners) - KEPT_SECONDS // 2]:

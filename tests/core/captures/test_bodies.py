@@ -248,6 +248,19 @@ def test_sse_framing(newline: str) -> None:
         ),
         (b'{"choices": [{"logprobs": {"tokens": ["a"], "top_logprobs": [{}, {}]}}]}', 0, "tokens"),
         (b'{"choices": [{"prompt_logprobs": [{"a": {}}]}]}', 0, "prompt_logprobs"),
+        (b'{"choices": ' + b"9" * 5000 + b"}", 0, "thousands of digits"),
+        (b'data: {"choices": ' + b"9" * 5000 + b"}\n\n", 0, "thousands of digits"),
+        (b'{"choices": [{"logprobs": {"content": [{"id": 2147483648}]}}]}', 0, "token id 2147483648"),
+        (
+            b'{"choices": [{"token_ids": [9223372036854775808], "logprobs": {"content": [{}]}}]}',
+            0,
+            "token id 9223372036854775808",
+        ),
+        (
+            b'{"choices": [{"prompt_logprobs": [{"2147483648": {"logprob": -1, "rank": 1}}]}]}',
+            0,
+            "prompt_logprobs",
+        ),
     ],
 )
 def test_what_is_no_body_says_where_and_why(body: bytes, line: int, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from schemas.buckets import Cell, PopulationCells
@@ -10,6 +11,7 @@ from tests.core.gate.build import (
     LATENESS_S,
     LOGITS,
     REQUESTS,
+    SOURCES,
     SPEC,
     T0,
     TELEMETRY,
@@ -523,3 +525,31 @@ def test_ttft_of_shadow_copies_is_not_what_users_get() -> None:
         )
     ]
     assert bench.run(T0, T0 + 100, None, lambda _: slow) == []
+
+
+def test_the_last_seconds_before_a_long_silence_are_kept() -> None:
+    """The first record after hours closes all of them in one statement; the oldest hold the evidence."""
+    bench = Bench.started()
+    bad = [PopulationCells(canary(), [pair_cell([0.2] * 120)])]
+    silence_s = 3 * 3600
+    bench.run(T0 - 1, T0 - 1)
+    for topic in SOURCES:
+        contents = {T0: bad} if topic == LOGITS else {}
+        bench.read(final(topic, T0, T0 + silence_s, contents))
+    assert kinds(bench.judge(T0 + silence_s)) == ["trip"]
+
+
+def test_a_histogram_that_lacks_values_is_no_pass() -> None:
+    """Requests whose latencies are not in the histogram are unknown, not fast."""
+    bench = Bench.started()
+    cell = request_cell([100_000] * 200)
+    torn = msgspec.structs.replace(cell.measures["ttft_us"], bins=[], counts=[])
+    bench.close(
+        T0,
+        None,
+        [PopulationCells(canary(differs=0), [msgspec.structs.replace(cell, measures={"ttft_us": torn})])],
+    )
+    bench.judge(T0)
+    last = bench.core._runs["chat"].last
+    assert last is not None
+    assert {one.rule.id: one.verdict for one in last.verdicts}["G5-slow-share"] == "error"

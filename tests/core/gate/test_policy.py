@@ -157,3 +157,36 @@ def test_files_that_cannot_be_read(tmp_path: object) -> None:
     (folder / "latin.yaml").write_bytes(b"\xff\xfe")
     with pytest.raises(PolicyError, match="UTF-8"):
         read_policy_file(str(folder / "latin.yaml"))
+
+
+NINE = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"] + [
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 9)
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rules: &a [*a]\n", "levels inside each other"),
+        ("rules: &a\n  - id: *a\n", "levels inside each other"),
+        ("rules: " + "[" * 500 + "]" * 500, "levels inside each other"),
+        ("\n".join(NINE), "values, aliases spelled out"),
+        ("2024-99-99: 1\n", "month must be in 1..12"),
+        ("? [a, b]\n: c\n", "where a key is expected"),
+        (RULE + "    <<: {window: 3s}\n", "write the keys out"),
+        (RULE.replace("0.05", "0x" + "F" * 20_000), "more than 64 bits"),
+        (RULE.replace("0.05", "9" * 4_000), "more than 64 bits"),
+        (RULE.replace("0.05", '"\\ud800"'), "surrogates"),
+        (RULE.replace("5m", "9" * 6_000 + "m"), "a duration with its unit"),
+        (RULE.replace("5m", '"5m\\n"'), "a duration with its unit"),
+        (RULE.replace("id: a", 'id: "a\\n"'), "letters, digits"),
+        (RULE + "coverage: {limit: 1e99999999%}\n", "a share such as"),
+        (RULE + "coverage: {limit: 1/2%}\n", "a share such as"),
+    ],
+)
+def test_hostile_text_is_a_mistake_and_no_crash(text: str, words: str) -> None:
+    """Policies travel in commands: whatever one says, the gate that reads it must go on."""
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(text, "p.yaml")
+    assert words in str(caught.value)
+    assert str(caught.value).startswith("p.yaml:")
