@@ -6,7 +6,8 @@ import click
 import msgspec
 
 from pipeline.cli.exits import CommandError, Exit
-from pipeline.cli.options import json_option
+from pipeline.cli.options import config_option, json_option
+from pipeline.config import Config
 from pipeline.core.gate.policy import Policy, Rule
 from pipeline.policy_file import PolicyError, parse_policy, read_policy_file, shipped_policy_text
 
@@ -21,12 +22,16 @@ def policy() -> None:
 
 @policy.command()
 @click.argument("file", type=click.Path(dir_okay=False), required=False)
+@config_option
 @json_option
-def check(file: str | None, as_json: bool) -> int:
-    """Check FILE, or without it the shipped policy. A mistake is named with its line: exit code 2.
+def check(file: str | None, config: Config, as_json: bool) -> int:
+    """Check FILE, or without it the configured policy (the shipped one, unless policy.file names another).
+
+    A mistake is named with its line: exit code 2.
 
     Example: klaxon policy check policy.yaml
     """
+    file = file or config.policy.file
     try:
         read = (
             parse_policy(shipped_policy_text(), "the shipped policy")

@@ -51,6 +51,14 @@ def test_moving_changes_the_time_and_nothing_else() -> None:
     assert json.loads(moved(Due(0, 32, Recorded("k", 17, text)))) == {**event, "ts_us": 42}
 
 
+def test_numbers_beyond_every_type_stay_as_they_are() -> None:
+    """An unknown field is ignored by every reader, whatever its number; the mover must not choke on it."""
+    for number in ("1e400", "9" * 5000, "1.0000000000000000000001"):
+        text = f'{{"ts_us":10,"x":[{number}]}}'
+        moved_text = f'{{"ts_us":42,"x":[{number}]}}'
+        assert moved(Due(0, 32, Recorded("k", 17, text.encode()))) == moved_text.encode()
+
+
 def test_late_is_older_than_the_lateness_when_sent() -> None:
     due = [Due(0, 0, Recorded("k", NOW - age, b"")) for age in (0, 15_000_000, 15_000_001)]
     assert late(due, NOW, 15_000_000) == 1

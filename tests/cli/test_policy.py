@@ -26,6 +26,14 @@ def test_json_is_one_object() -> None:
     assert told["rules"][0]["limit"] == 0.05
 
 
+def test_without_a_file_the_configured_policy_is_checked(tmp_path: Path) -> None:
+    file, config = tmp_path / "policy.yaml", tmp_path / "klaxon.yaml"
+    file.write_text("rules:\n  - {id: mine, metric: kl_lower, window: 1m, limit: 1, action: pause}\n")
+    config.write_text(f"policy:\n  file: {file}\n")
+    told = json.loads(CliRunner().invoke(policy, ["check", "--config", str(config), "--json"]).stdout)
+    assert [rule["id"] for rule in told["rules"]] == ["mine"]
+
+
 def test_a_mistake_names_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text("rules:\n  - id: a\n    metrik: kl_lower\n")
