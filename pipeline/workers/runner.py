@@ -17,7 +17,7 @@ from pipeline.workers.broker import wait_for_topics
 from pipeline.workers.faults import fault
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.transport import KlaxonApp, Link
-from pipeline.workers.watchdog import Watchdog, end_process
+from pipeline.workers.watchdog import EXIT_CODE, Watchdog, end_process
 from schemas.topics import Topic
 
 log = logging.getLogger("klaxon.worker")
@@ -26,6 +26,8 @@ STALL_S: Final = 60
 """Without a turn of the loop, or with records waiting and none read, for this long, the process ends."""
 STOP_GRACE_S: Final = 10.0
 """On top of the rebalance timeout: a stop while joining a group ends only when the join ends."""
+FAILED_GRACE_S: Final = 5.0
+"""To leave the group after an error. A process that cannot must not hold its partitions any longer."""
 
 OK: Final = 0
 CRASHED: Final = 1
@@ -86,6 +88,7 @@ class Runner:
         self._reads = 0
         self._reading: Record | None = None
         """The record being read; one that failed stays."""
+        self._said_why = asyncio.Event()
 
     async def run(self) -> int:
         """Until SIGTERM or SIGINT (returns OK) or an error (logged; returns CRASHED). Blocks that long."""
@@ -94,18 +97,25 @@ class Runner:
         beating = asyncio.create_task(self._beat())
         working = asyncio.create_task(self._work())
         told_to_stop = asyncio.create_task(self._told_to_stop.wait())
-        await asyncio.wait([working, told_to_stop], return_when=asyncio.FIRST_COMPLETED)
-        working.cancel()
-        grace_s = self._kafka.rebalance_timeout_ms / 1000 + STOP_GRACE_S
+        failed = asyncio.create_task(self._said_why.wait())
+        await asyncio.wait([working, told_to_stop, failed], return_when=asyncio.FIRST_COMPLETED)
+        if self._said_why.is_set():
+            grace_s, code = FAILED_GRACE_S, CRASHED
+        else:
+            working.cancel()
+            grace_s, code = self._kafka.rebalance_timeout_ms / 1000 + STOP_GRACE_S, EXIT_CODE
         await asyncio.wait([working], timeout=grace_s)
         self._watchdog.stop()
         if not working.done():
-            end_process(f"not stopped within {grace_s:g} s")
+            end_process(f"not stopped within {grace_s:g} s", code)
         beating.cancel()
         told_to_stop.cancel()
+        failed.cancel()
         if working.cancelled():
             return OK
-        self._say_why(working.exception())
+        error = working.exception()
+        if not self._said_why.is_set():
+            self._say_why(error)
         return CRASHED
 
     def _say_why(self, error: BaseException | None) -> None:
@@ -117,6 +127,7 @@ class Runner:
             record = self._reading
             where = f" at {record.place} offset {record.offset}" if record is not None else ""
             log.error("%s: ended by an error%s", self._spec.name, where, exc_info=error)
+        self._said_why.set()
 
     async def _work(self) -> None:
         counts = await wait_for_topics(self._kafka, dict.fromkeys(self._spec.reads + self._spec.needs))
@@ -128,6 +139,9 @@ class Runner:
         self._connect(app, processor)
         try:
             await _first_end_of(self._serve(app, processor, link), self._until_failed(), app.until_ended())
+        except Exception as error:
+            self._say_why(error)  # before leaving the group, which can take its time
+            raise
         finally:
             try:
                 await processor.stop()

@@ -49,7 +49,7 @@ class Watchdog(threading.Thread):
                 return
 
 
-def end_process(reason: str) -> None:
+def end_process(reason: str, code: int = EXIT_CODE) -> None:
     """Name the reason and end the process at once; its process manager starts a new one."""
     print(f"klaxon: {reason}; ending the process", file=sys.stderr, flush=True)  # noqa: T201
-    os._exit(EXIT_CODE)
+    os._exit(code)
