@@ -139,8 +139,8 @@ class Runner:
         self._connect(app, processor)
         try:
             await _first_end_of(self._serve(app, processor, link), self._until_failed(), app.until_ended())
-        except Exception as error:
-            self._say_why(error)  # before leaving the group, which can take its time
+        except Exception as error:  # whatever it is: said before leaving the group, which takes its time
+            self._say_why(error)
             raise
         finally:
             try:
