@@ -96,6 +96,8 @@ def _scalar(loader: yaml.SafeLoader, node: yaml.Node) -> object:
         value: object = loader.construct_object(node)
         if isinstance(value, str):
             value.encode()  # an escape may spell half a character, which nothing could send on
+            if "\0" in value:
+                raise ValueError("text holds a NUL character")
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise YamlError(str(error).splitlines()[0], line) from None
     if isinstance(value, int) and value.bit_length() > MOST_BITS:

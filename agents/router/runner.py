@@ -20,6 +20,7 @@ from aiokafka.errors import KafkaError
 
 from agents.router.core import Effective, Outcome, RouterState
 from schemas.control import Applied, Directive, RolloutState
+from schemas.records import read_json
 from schemas.topics import Topic
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class Router:
             self._strike((key or b"").decode("utf-8", "replace"), now_us)
             return
         try:
-            directive = msgspec.json.decode(value, type=Directive)
+            directive = read_json(value, Directive)
         except msgspec.DecodeError as error:
             self.malformed += 1
             log.error("%s: a record is no directive and was ignored: %s", Topic.CONTROL, error)

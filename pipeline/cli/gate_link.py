@@ -24,6 +24,7 @@ from pipeline.workers.broker import (
 )
 from pipeline.workers.records import Partition, Record
 from schemas.control import Command, Decision
+from schemas.records import read_json
 from schemas.topics import CONTENT_TYPE, GATING_PARTITIONS, JSON, Topic, gating_partition
 
 T = TypeVar("T")
@@ -73,7 +74,10 @@ async def ask(kafka: KafkaConfig, command: Command, timeout_s: float) -> Decisio
     try:
         async with asyncio.timeout(timeout_s):
             async for record in follow(kafka, {place: first}):
-                decision = msgspec.json.decode(record.value, type=Decision)
+                try:
+                    decision = read_json(record.value, Decision)
+                except msgspec.MsgspecError:
+                    continue  # not the gate's
                 if decision.command_id == command.command_id:
                     return decision
     except TimeoutError:

@@ -12,6 +12,7 @@ from pipeline.config import KafkaConfig
 from pipeline.core.gate.state import RolloutMemory, StateError, decode_state
 from pipeline.workers.records import Record
 from schemas.control import Cause, Directive
+from schemas.records import read_json
 from schemas.topics import Topic
 
 
@@ -52,7 +53,7 @@ def standings(states: Iterable[Record], control: Iterable[Record]) -> list[Stand
         if not record.value:
             continue
         try:
-            directive = msgspec.json.decode(record.value, type=Directive)
+            directive = read_json(record.value, Directive)
         except msgspec.MsgspecError:
             continue  # not ours; the gate overrules it with its next record
         directives[directive.rollout] = directive

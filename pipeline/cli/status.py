@@ -18,6 +18,7 @@ from pipeline.workers.broker import partition_counts
 from pipeline.workers.content import content_settings
 from pipeline.workers.records import Partition, Record
 from schemas.buckets import FinalBuckets
+from schemas.records import read_msgpack
 from schemas.topics import SOURCES, Topic
 
 TAIL: Final = 400
@@ -85,7 +86,7 @@ def source_standings(
     latest: dict[tuple[str, int], FinalBuckets] = {}
     for record in records:
         try:
-            final = msgspec.msgpack.decode(record.value, type=FinalBuckets)
+            final = read_msgpack(record.value, FinalBuckets)
         except msgspec.MsgspecError:
             continue  # not ours; the gate counts and dead-letters it
         before = latest.get((final.topic, final.partition))

@@ -15,6 +15,7 @@ from pipeline.cli.standing import cause_line
 from pipeline.config import Config, KafkaConfig
 from pipeline.workers.records import Record
 from schemas.control import Directive
+from schemas.records import read_json
 from schemas.topics import Topic
 
 
@@ -47,7 +48,7 @@ class Shown:
     def of(self, record: Record) -> Directive | None:
         """The directive in this record if it is to be told."""
         try:
-            directive = msgspec.json.decode(record.value, type=Directive)
+            directive = read_json(record.value, Directive)
         except msgspec.MsgspecError:
             return None  # a foreign record; the gate overrules it with its next one
         if self._name is not None and directive.rollout != self._name:

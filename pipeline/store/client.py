@@ -78,7 +78,11 @@ class ReadLimits:
 
 def embedded_folder(dsn: str) -> Path | None:
     """The folder of a `chdb:///folder` address; None for a server's. Raises StoreError on a wrong address."""
-    parts = urlsplit(dsn)
+    try:
+        parts = urlsplit(dsn)
+        _port = parts.port
+    except ValueError:  # whose message may hold the password
+        raise StoreError("clickhouse.dsn: host or port is none; expected http://host:8123") from None
     if parts.scheme in ("http", "https") and parts.hostname:
         return None
     if parts.scheme == EMBEDDED_SCHEME and not parts.netloc and len(parts.path.strip("/")) > 0:

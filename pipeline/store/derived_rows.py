@@ -18,6 +18,7 @@ from schemas.columns import Rejected
 from schemas.control import Decision
 from schemas.events import ARMS
 from schemas.pairs import PairBatch
+from schemas.records import read_json, read_msgpack
 
 _I4: Final = (-(2**31), 2**31 - 1)
 _U4: Final = (0, 2**32 - 1)
@@ -26,10 +27,6 @@ _MAX_SECOND: Final = MAX_TIME_US // 1_000_000
 SIGNATURE_BYTES: Final = 16
 STATEMENT: Final = "statement"
 CELL: Final = "cell"
-
-_pairs: Final = msgspec.msgpack.Decoder(PairBatch)
-_finals: Final = msgspec.msgpack.Decoder(FinalBuckets)
-_decision: Final = msgspec.json.Decoder(Decision)
 
 
 class _RefusedError(Exception):
@@ -44,7 +41,7 @@ class _RefusedError(Exception):
 def pair_rows(value: bytes, offset: int, append_us: int) -> Rows | Rejected:
     """Rows of `pair_scores`; scores in nats."""
     try:
-        return _pair_rows(_pairs.decode(value), offset, append_us)
+        return _pair_rows(read_msgpack(value, PairBatch), offset, append_us)
     except _RefusedError as refused:
         return Rejected(None, refused.field, refused.reason)
     except msgspec.MsgspecError as error:
@@ -54,7 +51,7 @@ def pair_rows(value: bytes, offset: int, append_us: int) -> Rows | Rejected:
 def bucket_rows(value: bytes, offset: int, append_us: int) -> Rows | Rejected:
     """Rows of `final_buckets`: one statement, then one row per cell, in the record's order."""
     try:
-        return _bucket_rows(_finals.decode(value), len(value), offset, append_us)
+        return _bucket_rows(read_msgpack(value, FinalBuckets), len(value), offset, append_us)
     except _RefusedError as refused:
         return Rejected(None, refused.field, refused.reason)
     except msgspec.MsgspecError as error:
@@ -64,7 +61,7 @@ def bucket_rows(value: bytes, offset: int, append_us: int) -> Rows | Rejected:
 def decision_rows(value: bytes, key: bytes | None, offset: int, append_us: int) -> Rows | Rejected:
     """The row of `decisions`."""
     try:
-        return _decision_rows(_decision.decode(value), value, key, offset, append_us)
+        return _decision_rows(read_json(value, Decision), value, key, offset, append_us)
     except _RefusedError as refused:
         return Rejected(None, refused.field, refused.reason)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

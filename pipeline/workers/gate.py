@@ -35,6 +35,7 @@ from schemas.buckets import FinalBuckets, FreshCells
 from schemas.columns import Rejected
 from schemas.commands import COMMANDS
 from schemas.control import Command
+from schemas.records import read_msgpack
 from schemas.topics import SOURCES, Topic, gating_partition
 
 log = logging.getLogger("klaxon.gate")
@@ -192,10 +193,10 @@ class GateWorker:
             return
         try:
             if record.topic is Topic.BUCKETS:
-                seat.core.on_final(msgspec.msgpack.decode(record.value, type=FinalBuckets))
+                seat.core.on_final(read_msgpack(record.value, FinalBuckets))
                 seat.news_finals = True
             else:
-                seat.core.on_fresh(msgspec.msgpack.decode(record.value, type=FreshCells))
+                seat.core.on_fresh(read_msgpack(record.value, FreshCells))
                 seat.news_fresh = True
         except msgspec.MsgspecError as error:
             await self._refuse(record, [Rejected(None, "", str(error))])

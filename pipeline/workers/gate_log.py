@@ -14,6 +14,7 @@ from pipeline.core.gate.state import StateError, StateRecord, decode_state
 from pipeline.workers.broker import RangeReader
 from pipeline.workers.records import Partition, Record
 from schemas.control import Directive, Rollout
+from schemas.records import read_json
 from schemas.topics import Topic
 
 log = logging.getLogger("klaxon.gate")
@@ -52,9 +53,9 @@ def _sort_in(found: Remembered, record: Record) -> None:
         if record.topic is Topic.STATE:
             found.states.append(decode_state(record.value))
         elif record.topic is Topic.CONTROL:
-            found.directives.append(msgspec.json.decode(record.value, type=Directive))
+            found.directives.append(read_json(record.value, Directive))
         else:
-            found.rollouts.append(msgspec.json.decode(record.value, type=Rollout))
+            found.rollouts.append(read_json(record.value, Rollout))
     except (StateError, msgspec.MsgspecError) as error:
         log.error("%s: offset %d cannot be read and is passed over: %s", record.place, record.offset, error)
 

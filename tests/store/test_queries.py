@@ -51,7 +51,12 @@ def test_addresses(dsn: str, folder: str | None) -> None:
     assert embedded_folder(dsn) == (None if folder is None else Path(folder))
 
 
-@pytest.mark.parametrize("dsn", ["", "foo", "chdb:", "chdb://host/a", "clickhouse://x", "http://", "/a/b"])
+NO_HOSTS = ["http://[::1", "http://h:99999999", "http://h:port"]
+
+
+@pytest.mark.parametrize(
+    "dsn", ["", "foo", "chdb:", "chdb://host/a", "clickhouse://x", "http://", "/a/b", *NO_HOSTS]
+)
 def test_wrong_addresses_are_refused_with_what_is_expected(dsn: str) -> None:
     with pytest.raises(StoreError, match="expected http://host:8123"):
         embedded_folder(dsn)

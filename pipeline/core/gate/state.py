@@ -108,5 +108,5 @@ def decode_state(value: bytes) -> StateRecord:
     """Read a value. Raises StateError."""
     try:
         return _DECODER.decode(value)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise StateError(f"klaxon.state holds a record this version cannot read: {error}") from None

@@ -177,6 +177,7 @@ NINE = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"] + [
         (RULE.replace("0.05", "0x" + "F" * 20_000), "more than 64 bits"),
         (RULE.replace("0.05", "9" * 4_000), "more than 64 bits"),
         (RULE.replace("0.05", '"\\ud800"'), "surrogates"),
+        (RULE.replace("0.05", '"a\\0b"'), "NUL character"),
         (RULE.replace("5m", "9" * 6_000 + "m"), "a duration with its unit"),
         (RULE.replace("5m", '"5m\\n"'), "a duration with its unit"),
         (RULE.replace("id: a", 'id: "a\\n"'), "letters, digits"),
