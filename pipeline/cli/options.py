@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -35,3 +36,10 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")(
         function
     )
+
+
+def seconds(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Callback of an option that is a time in seconds: above 0, and finite (NaN compares with nothing)."""
+    if value is not None and not 0 < value < math.inf:
+        raise click.BadParameter("a number of seconds above 0 is expected", param=parameter)
+    return value

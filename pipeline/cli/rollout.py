@@ -13,7 +13,7 @@ import msgspec
 
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.gate_link import ask, run
-from pipeline.cli.options import config_option, json_option
+from pipeline.cli.options import config_option, json_option, seconds
 from pipeline.cli.spec_file import read_spec
 from pipeline.cli.standing import human, read_standings
 from pipeline.config import Config
@@ -37,6 +37,7 @@ def rollout() -> None:
 def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     function = click.option(
         "--timeout", "timeout_s", type=float, default=ANSWER_S, show_default=True, metavar="SECONDS",
+        callback=seconds,
         help="How long to wait for the gate's answer.",
     )(function)  # fmt: skip
     function = click.option(
@@ -167,6 +168,10 @@ def _tell(
         by=_operator(),
         expects=_expects(expect),
     )
+    try:
+        msgspec.convert(msgspec.to_builtins(sent), Command)
+    except msgspec.ValidationError as error:  # the gate would put it away unanswered
+        raise CommandError(f"{command} {name[:60]!r}: {error}", Exit.USAGE) from None
     decision = run(ask(config.kafka, sent, timeout_s))
     if as_json:
         answer = {"accepted": decision.kind == "command", "command_id": sent.command_id, "decision": decision}

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pipeline.cli.gate_link import follow, newest, require_topics, run
-from pipeline.cli.options import config_option, json_option
+from pipeline.cli.options import config_option, json_option, seconds
 from pipeline.cli.standing import cause_line
 from pipeline.config import Config, KafkaConfig
 from pipeline.workers.records import Record
@@ -25,7 +25,7 @@ from schemas.topics import Topic
 @click.option("--rollout", "name", metavar="ROLLOUT", help="Only this one.")
 @click.option("--renewals", is_flag=True, help="Also directives that only renew the lease.")
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many lines.")
-@click.option("--for", "for_s", type=float, metavar="SECONDS", help="Stop after this time.")
+@click.option("--for", "for_s", type=float, metavar="SECONDS", callback=seconds, help="Stop after this time.")
 def watch(
     config: Config, as_json: bool, name: str | None, renewals: bool, count: int | None, for_s: float | None
 ) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from pipeline.cli.exits import CommandError, Exit
-from pipeline.cli.rollout import answer_line, exit_code
+from pipeline.cli.rollout import answer_line, exit_code, rollout
 from pipeline.cli.spec_file import read_spec
 from schemas.control import Decision, Directive, Inputs
 from tests.conftest import REPOSITORY
@@ -66,6 +67,26 @@ def test_bad_specs(tmp_path: Path, before: str, after: str, line: int, words: st
     assert caught.value.exit_code is Exit.USAGE
     if "policy" not in words and "mend" not in words:
         assert f"spec.yaml:{line}:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pause", ""],
+        ["pause", "x" * 257],
+        ["pause", "chat", "--timeout", "nan"],
+        ["pause", "chat", "--timeout", "0"],
+        ["pause", "chat", "--timeout", "inf"],
+        ["pause", "chat", "--expect", "1"],
+        ["pause", "chat", "--expect", "1,-1"],
+    ],
+)
+def test_commands_that_no_gate_could_read_are_not_sent(arguments: list[str]) -> None:
+    """No broker is asked for them: there is none."""
+    done = CliRunner().invoke(rollout, arguments)
+    told = done.exception
+    assert told.exit_code is Exit.USAGE if isinstance(told, CommandError) else done.exit_code == 2
+    assert done.stdout == ""
 
 
 def test_a_policy_file_travels_in_the_spec(tmp_path: Path) -> None:
