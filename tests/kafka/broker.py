@@ -89,18 +89,18 @@ def tansu(log: Path) -> Iterator[Broker]:
 
 
 def _kafka_sh(action: str, folder: Path) -> str:
-    # To files, not pipes: the broker it starts would keep a pipe open.
-    out = folder.parent / f"{folder.name}-{action}.out"
-    with out.open("wb") as stream:
+    # To files, not pipes: the broker it starts would keep a pipe open. What it prints is its answer; Maven
+    # and the shell speak on standard error, whatever they are told.
+    out, err = (folder.parent / f"{folder.name}-{action}.{kind}" for kind in ("out", "err"))
+    with out.open("wb") as answer, err.open("wb") as said:
         done = subprocess.run(
             ["bash", str(KAFKA_SH), action, str(folder)],
-            stdout=stream,
-            stderr=subprocess.STDOUT,
+            stdout=answer,
+            stderr=said,
             timeout=START_TIMEOUT_S,
             env=dict(os.environ),
             check=False,
         )
-    text = out.read_text()
     if done.returncode != 0:
-        raise RuntimeError(f"kafka.sh {action} failed:\n{text}")
-    return text.strip().rpartition("\n")[2]
+        raise RuntimeError(f"kafka.sh {action} failed:\n{err.read_text()}{out.read_text()}")
+    return out.read_text().strip()

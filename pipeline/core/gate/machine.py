@@ -107,7 +107,7 @@ def not_ready(memory: RolloutMemory, evidence: Evidence | None, policy: Policy, 
             said = verdict.verdict.replace("_", " ")
             return f"{verdict.rule.id}: {said}: {verdict.reason or 'over its limit'}"
     if evidence.coverage.verdict != "pass":
-        return evidence.coverage.reason
+        return evidence.coverage.reason or f"coverage: {evidence.coverage.verdict.replace('_', ' ')}"
     left = memory.step_start + settle_s(policy, join_timeout_s) - evidence.second
     if left > 0:
         return f"the weight step has {left} s to last before it may be judged"

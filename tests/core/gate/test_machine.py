@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,3 +129,22 @@ def test_readiness_names_the_first_thing_that_is_missing() -> None:
     assert "3 s to last" in not_ready(memory, evidence, POLICY, 1)
     evidence = Evidence(6, passing, coverage("pass", False), fresh=False, current=True, complete_at=20)
     assert "0 of 10 pairs" in not_ready(memory, evidence, POLICY, 1)
+
+
+@pytest.mark.parametrize("what", ["not_enough_data", "error", "trip"])
+def test_coverage_that_says_nothing_but_no_pass_holds_the_weight(what: str) -> None:
+    """An empty reason is no readiness."""
+    memory = msgspec.structs.replace(
+        begin(SPEC_, None, start_us=0, evidence_from=0), step_start=0, step_pairs=1_000
+    )
+    evidence = Evidence(
+        second=200,
+        verdicts=tuple(verdict(rule, "pass") for rule in POLICY.rules),
+        coverage=coverage(what, low=False),
+        fresh=False,
+        current=True,
+        complete_at=200,
+    )
+    assert judge(memory, evidence, POLICY, SPEC_, 1).kind is None
+    passing = dataclasses.replace(evidence, coverage=coverage("pass", low=False))
+    assert judge(memory, passing, POLICY, SPEC_, 1).kind == "step"
