@@ -15,7 +15,7 @@ setup: $(READY) ## create .venv with the locked dependencies and the klaxon comm
 $(READY): pyproject.toml infra/locks/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Klaxon needs Python 3.11 or later; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
-	@test -x $(BIN)/python || { echo "setting up .venv: about 350 MB of packages, once"; $(PYTHON) -m venv $(VENV); }
+	@test -x $(BIN)/python || { echo "setting up .venv: about 350 MB to download, 1.2 GB on disk, once; takes a minute"; $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r infra/locks/dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -17,6 +17,8 @@ from tests.core.test_content_against_oracle import expected, maker
 from tests.oracle.bins import KINDS, bin_of
 from tests.oracle.windows import coverage, divergence_trip, slow_share_trip, window
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = ContentSettings(lateness_us=1_000_000, join_timeout_us=3_000_000)
 LENGTH_S = 20
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import click
 import orjson
@@ -14,6 +13,8 @@ from click.testing import CliRunner
 from pipeline.cli.demo.export_recording import responses
 from pipeline.cli.demo.recording import SHIPPED, VariantName, read_recording
 from pipeline.cli.main import cli
+from pipeline.cli.spec_file import read_spec
+from schemas.codec import decode_requests
 from tests.conftest import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -65,10 +66,8 @@ def test_there_are_commands_to_check() -> None:
 
 
 @pytest.mark.parametrize("command", commands())
-def test_every_command_line_parses(command: str, tmp_path: Path) -> None:
-    events = tmp_path / "events.jsonl"
-    events.touch()
-    words = [str(events) if word == events.name else word for word in shlex.split(command)]
+def test_every_command_line_parses(command: str) -> None:
+    words = shlex.split(command)
     group: click.Command = cli
     context = click.Context(cli)
     while isinstance(group, click.Group) and words:
@@ -76,9 +75,18 @@ def test_every_command_line_parses(command: str, tmp_path: Path) -> None:
         assert found is not None, f"no command {words[0]!r} in {command!r}"
         group, words = found, words[1:]
     if not isinstance(group, click.Group):
-        here = [str(REPOSITORY / word) if word.startswith("docs/") else word for word in words]
+        here = [str(REPOSITORY / word) if (REPOSITORY / word).is_file() else word for word in words]
         with group.make_context(group.name, here):  # closes the files it opened
             pass
+
+
+def test_the_example_roll_out_and_events_are_accepted() -> None:
+    spec = read_spec(str(EXAMPLES / "spec.yaml"), None)
+    assert spec.fallback == spec.arms["baseline"].model_version
+    events = (EXAMPLES / "events.jsonl").read_bytes().splitlines()
+    assert len(events) > 1
+    decoded = decode_requests(b"[" + b",".join(events) + b"]", None)
+    assert (decoded.columns.n, decoded.rejected) == (len(events), ())
 
 
 def test_linked_pages_exist() -> None:

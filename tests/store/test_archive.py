@@ -17,6 +17,8 @@ from pipeline.store.errors import QueryError, RowError, StoreUnavailableError
 from schemas.topics import TICK, Topic
 from tests.store.records import START_US, LogRecord, expected_places, packed, pair_batch, request_log
 
+pytestmark = pytest.mark.slow
+
 SMALL = BlockLimits(rows=40, size_bytes=1 << 20, age_us=1_000)
 TOPIC = Topic.REQUESTS
 NEVER = threading.Event()
