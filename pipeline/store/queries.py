@@ -54,7 +54,10 @@ class QueryResult:
 
 def run_query(store: Store, sql: str) -> QueryResult:
     """Run one statement that gives rows; blocks. Raises QueryError or StoreUnavailableError."""
-    found = orjson.loads(store.text(bare(sql), "JSONCompact"))
+    try:
+        found = orjson.loads(store.text(bare(sql), "JSONCompact"))
+    except orjson.JSONDecodeError:
+        raise QueryError("one statement that gives rows is expected") from None
     meta = found["meta"]
     return QueryResult(
         tuple(column["name"] for column in meta),
@@ -64,8 +67,17 @@ def run_query(store: Store, sql: str) -> QueryResult:
 
 
 def bare(sql: str) -> str:
-    """The statement without what ends it: a FORMAT clause will follow."""
-    return sql.strip().rstrip("; \t\r\n")
+    """The statement without what ends it: a FORMAT clause will follow. Raises QueryError.
+
+    Embedded ClickHouse obeys INTO OUTFILE even read-only: it would write wherever its process may. The word
+    is refused wherever it stands, for what is quoted and what is not is ClickHouse's to say.
+    """
+    statement = sql.strip().rstrip("; \t\r\n")
+    if not statement:
+        raise QueryError("the query is empty")
+    if "outfile" in statement.lower():
+        raise QueryError("INTO OUTFILE writes a file; redirect the output of `klaxon sql` instead")
+    return statement
 
 
 def listen_address(text: str) -> tuple[str, int]:

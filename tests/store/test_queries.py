@@ -103,6 +103,39 @@ def test_the_read_only_handle_only_reads(engine: str, store: Store, statement: s
     store.insert("archive_progress", {"topic": ["t"], "part": [1], "upto": [1]}, "a")
 
 
+def test_no_query_writes_a_file(engine: str, store: Store, endpoint: str, tmp_path: Path) -> None:
+    """chDB obeys INTO OUTFILE whatever the handle may do."""
+    target = tmp_path / "stolen"
+    read_only = connect_read_only(engine, store.database)
+    try:
+        for words in ("INTO OUTFILE", "into/**/outfile"):
+            statement = f"SELECT 1 {words} '{target}'"
+            with pytest.raises(QueryError, match="writes a file"):
+                run_query(read_only, statement)
+            with pytest.raises(QueryError, match="writes a file"):
+                query_endpoint(endpoint, statement)
+            host, port = listen_address(endpoint)
+            connection = HTTPConnection(host, port, timeout=30)
+            connection.request("POST", "/", statement.encode(), {"Accept": "text/tab-separated-values"})
+            assert connection.getresponse().status == 400
+            connection.close()
+    finally:
+        read_only.close()
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "statement", ["", " ;\n; ", "SELECT 1; SELECT 2", "SELECT 1; SET readonly = 0; SELECT 2"]
+)
+def test_what_is_not_one_statement_is_refused(engine: str, store: Store, statement: str) -> None:
+    read_only = connect_read_only(engine, store.database)
+    try:
+        with pytest.raises(QueryError):
+            run_query(read_only, statement)
+    finally:
+        read_only.close()
+
+
 def test_limits_hold(engine: str, store: Store) -> None:
     reader = connect_read_only(engine, store.database, limits=ReadLimits(rows=10, time_s=1))
     with pytest.raises(QueryError, match="Limit for result exceeded"):
