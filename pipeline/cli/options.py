@@ -38,6 +38,13 @@ def json_option(function: F) -> F:
     )
 
 
+def speed(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Callback of an option that says how many times faster: above 0, and finite."""
+    if value is not None and not 0 < value < math.inf:
+        raise click.BadParameter("a speed is a number greater than 0", param=parameter)
+    return value
+
+
 def seconds(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     """Callback of an option that is a time in seconds: above 0, and finite (NaN compares with nothing)."""
     if value is not None and not 0 < value < math.inf:

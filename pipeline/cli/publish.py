@@ -14,6 +14,7 @@ from typing import Final
 import click
 
 from agents.publish import DeliveryError, KafkaRecordProducer
+from pipeline.cli import options
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import config_option, json_option
 from pipeline.cli.playback import Due, Recorded, late, moved, records, schedule, value_of
@@ -70,12 +71,6 @@ def _topic(_: click.Context, __: click.Parameter, value: str) -> Topic:
     return topic
 
 
-def _speed(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not 0 < value < float("inf"):
-        raise click.BadParameter("a speed is a number greater than 0")
-    return value
-
-
 @click.command()
 @click.argument("topic", callback=_topic)
 @click.argument("file", type=click.File("rb"), default="-")
@@ -83,7 +78,7 @@ def _speed(_: click.Context, __: click.Parameter, value: float | None) -> float 
 @click.option(
     "--speed",
     type=float,
-    callback=_speed,
+    callback=options.speed,
     help="Send at the recorded pace, so many times faster; without it, all at once.",
 )
 @config_option

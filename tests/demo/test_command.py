@@ -34,6 +34,8 @@ def usage_error(*arguments: str) -> str:
         (["--fault", "kernel"], "'kernel' is not one of 'long_context', 'none'"),
         (["--requests", "0"], "--requests"),
         (["--speed", "0"], "--speed"),
+        (["--speed", "nan"], "--speed"),
+        (["--speed", "inf"], "--speed"),
         (["--engines", "vllm"], "llama.cpp"),
         (["--trace", "nowhere.csv"], "nowhere.csv: cannot be read"),
         (["--recording", "nowhere.gz"], "nowhere.gz: cannot be read"),

@@ -15,6 +15,7 @@ import click
 import msgspec
 from rich.console import Console
 
+from pipeline.cli import options
 from pipeline.cli.demo.recording import SHIPPED, read_recording
 from pipeline.cli.demo.report import Fault, Result, show
 from pipeline.cli.demo.run import Plan, Recorded, run
@@ -42,7 +43,8 @@ FILE: Final = click.Path(path_type=Path)
 @click.option("--requests", type=click.IntRange(min=1), help="How many. [default: 5200; live engines: 120]")
 @click.option(
     "--speed",
-    type=click.FloatRange(min=0, min_open=True),
+    type=float,
+    callback=options.speed,
     help="[default: 8] Arrivals come so many times faster than measured; durations stay as recorded.",
 )
 @click.option(
