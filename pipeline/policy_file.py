@@ -12,10 +12,12 @@ from pipeline.yaml_lines import YamlError, parse
 
 
 class PolicyError(PipelineError):
-    """A policy cannot be obeyed. `name` and `line` say where; the message holds all and the remedy."""
+    """A policy cannot be obeyed. `name` and `line` say where (0: the file itself); the message holds all
+    and the remedy."""
 
     def __init__(self, name: str, line: int, field: str, problem: str) -> None:
-        super().__init__(f"{name}:{line}: {field + ': ' if field else ''}{problem}")
+        place = f"{name}:{line}" if line else name
+        super().__init__(f"{place}: {field + ': ' if field else ''}{problem}")
         self.name = name
         self.line = line
         self.field = field
@@ -44,9 +46,9 @@ def read_policy_file(path: str) -> Policy:
     try:
         text = FilePath(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise PolicyError(path, 1, "", f"cannot be read: {error.strerror}; name another file") from None
+        raise PolicyError(path, 0, "", f"cannot be read: {error.strerror}; name another file") from None
     except UnicodeDecodeError:
-        raise PolicyError(path, 1, "", "not UTF-8 text; save it as UTF-8") from None
+        raise PolicyError(path, 0, "", "not UTF-8 text; save it as UTF-8") from None
     return parse_policy(text, path)
 
 

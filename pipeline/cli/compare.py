@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from pipeline.core.captures.comparison import (
     what_is_missing,
 )
 
+FILE_COLUMNS: Final = 100_000
 _EXITS: Final = {"pass": Exit.OK, "trip": Exit.BAD, "not_enough_data": Exit.NOT_ENOUGH_DATA}
 _STYLES: Final = {"pass": "bold green", "trip": "bold red", "not_enough_data": "bold yellow"}
 _REASONS: Final = {
@@ -103,10 +105,22 @@ def compare(
     if as_json:
         click.echo(json.dumps(comparison.result, allow_nan=False, ensure_ascii=False))
     else:
-        _print(Console(), comparison, per_pair)
+        _show(comparison, per_pair)
     if comparison.verdict == "not_enough_data":
         click.echo(f"klaxon: not enough data: {what_is_missing(comparison)}", err=True)
     return int(_EXITS[comparison.verdict])
+
+
+def _show(comparison: Comparison, per_pair: bool) -> None:
+    console = Console(highlight=False)
+    if console.is_terminal:
+        _print(console, comparison, per_pair)
+        return
+    # A file has no width: nothing is wrapped, cut or filled up with blanks.
+    text = io.StringIO()
+    _print(Console(file=text, width=FILE_COLUMNS, highlight=False), comparison, per_pair)
+    for line in text.getvalue().splitlines():
+        click.echo(line.rstrip())
 
 
 def _print(console: Console, comparison: Comparison, per_pair: bool) -> None:
@@ -119,7 +133,7 @@ def _print(console: Console, comparison: Comparison, per_pair: bool) -> None:
             table.add_row(name, _number(value), _MEANINGS[name])
         console.print(table)
     for reason, count in result["skipped"].items():
-        console.print(f"skipped {count} · {reason}: {_REASONS[reason]}", highlight=False, soft_wrap=True)
+        console.print(f"skipped {count} · {reason}: {_REASONS[reason]}", soft_wrap=True)
     console.print(_verdict(result), soft_wrap=True)
     console.print(f"A {NOTE}.", style="dim", soft_wrap=True)
 

@@ -18,6 +18,7 @@ from pipeline.cli import options
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import config_option, json_option
 from pipeline.cli.playback import Due, Recorded, late, moved, records, schedule, value_of
+from pipeline.cli.wording import counted
 from pipeline.config import Config
 from pipeline.workers.broker import BrokerAwayError, client_options, partition_counts, until_reached
 from schemas.columns import Rejected
@@ -47,6 +48,24 @@ class Tally:
     rejected: Counter[str] = field(default_factory=Counter)
     shown: list[dict[str, object]] = field(default_factory=list)
     late: int = 0
+    opening: tuple[int, Rejected] | None = None
+    """The first line, where it looks like the start of a JSON document of many lines; the next line tells."""
+
+    def settle(self, text: bytes = b"") -> None:
+        """Look at the line after the opening one, empty at the end of the input.
+
+        Raises CommandError when both are parts of one document: every line would be an error of its own."""
+        if self.opening is None:
+            return
+        if text and _json_fault(text) is not None:
+            raise CommandError(
+                f"{self.name}: this is one JSON document over many lines; one event a line is expected "
+                "(`jq -c .` writes a document on one line, `jq -c '.[]'` the members of a list)",
+                Exit.USAGE,
+            )
+        number, fault = self.opening
+        self.opening = None
+        self.reject(number, fault)
 
     def reject(self, number: int, fault: Rejected) -> None:
         """Count a line that is no event, and show the first few."""
@@ -101,8 +120,10 @@ def publish(
     try:
         asyncio.run(_run(config, topic, file, tally, shift, speed))
     except (BrokerAwayError, DeliveryError) as error:
-        sent = f"; {tally.accepted} events were acknowledged before" if tally.accepted else ""
-        raise CommandError(f"{error}{sent}", Exit.UNREACHABLE) from None
+        remedy = "; check kafka.bootstrap" if isinstance(error, BrokerAwayError) else ""
+        done = counted(tally.accepted, "event")
+        sent = f"; {done} acknowledged before" if tally.accepted else ""
+        raise CommandError(f"{error}{remedy}{sent}", Exit.UNREACHABLE) from None
     _report(topic, tally, config, as_json)
     return Exit.USAGE if tally.rejected else Exit.OK
 
@@ -111,8 +132,8 @@ def _report(topic: Topic, tally: Tally, config: Config, as_json: bool) -> None:
     rejected = tally.rejected.total()
     if tally.late:
         click.echo(
-            f"{tally.late} events are older than the lateness of {config.content.lateness_s} s: they are "
-            "archived, not judged; --shift-to-now (with --speed for a long recording) moves their times",
+            f"{counted(tally.late, 'event')} older than the lateness of {config.content.lateness_s} s: "
+            "archived, not judged; --shift-to-now (with --speed for a long recording) moves such times",
             err=True,
         )
     if as_json:
@@ -138,11 +159,32 @@ def _read(topic: Topic, lines: Iterable[bytes], tally: Tally) -> Iterator[Record
         text = (raw.removeprefix(_BOM) if tally.lines == 1 else raw).strip()
         if not text:
             continue
+        tally.settle(text)
         event = read_line(topic, text)
         if isinstance(event, Rejected):
-            tally.reject(tally.lines, event)
+            if tally.lines == 1 and _opens_document(text):
+                tally.opening = (1, event)
+            else:
+                tally.reject(tally.lines, event)
         else:
             yield Recorded(key_of(event), event_time_us(event), text)
+
+
+def _json_fault(text: bytes) -> int | None:
+    """Where a line stops being JSON, None for a JSON value."""
+    line = text.decode(errors="replace")
+    try:
+        json.loads(line)
+    except json.JSONDecodeError as error:
+        return error.pos - len(line)
+    except (ValueError, RecursionError):  # a number of thousands of digits; nested too deep
+        return None
+    return None
+
+
+def _opens_document(text: bytes) -> bool:
+    """Whether a line is the start of a JSON object or list that it does not close."""
+    return text[:1] in (b"{", b"[") and _json_fault(text) == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +239,7 @@ async def _run(
             await _play(sender, list(_read(topic, file, tally)), shift, speed)
         else:
             await _stream(sender, file)
+        tally.settle()
     finally:
         await producer.stop()
 
@@ -221,7 +264,7 @@ async def _play(sender: _Sender, lines: list[Recorded], shift: bool, speed: floa
     start_us = _now_us()
     due = schedule(lines, start_us, shift=shift, speed=speed)
     if due and speed is not None:
-        click.echo(f"playing {len(due)} events over {due[-1].after_us / 1e6:.1f} s", err=True)
+        click.echo(f"playing {counted(len(due), 'event')} over {due[-1].after_us / 1e6:.1f} s", err=True)
     if due and min(d.line.time_us + d.shift_us for d in due) < 0:
         raise CommandError(f"{sender.tally.name}: ts_us spans more than 56 years", Exit.USAGE)
     loop = asyncio.get_running_loop()

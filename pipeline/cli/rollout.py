@@ -27,8 +27,8 @@ ANSWER_S: Final = 30.0
 def rollout() -> None:
     """Start roll-outs, see where they stand, and move them.
 
-    Every command goes through the log; the gate's answer is printed. Exit codes: 0 obeyed, 1 refused,
-    2 wrong input, 3 no broker or no gate, 4 refused because there is no pass yet.
+    Every command goes through the log; the gate's answer is printed. Exit codes: 0 obeyed, 1 refused
+    by the gate, 2 wrong input, 3 no broker or no gate, 4 refused because there is no pass yet.
 
     Example: klaxon rollout start spec.yaml
     """
@@ -178,7 +178,7 @@ def _tell(
         click.echo(msgspec.json.encode(answer).decode())
     else:
         click.echo(answer_line(name, decision), err=decision.kind != "command")
-    return exit_code(command, decision)
+    return exit_code(decision)
 
 
 def answer_line(name: str, decision: Decision) -> str:
@@ -193,13 +193,11 @@ def answer_line(name: str, decision: Decision) -> str:
     )
 
 
-def exit_code(command: CommandName, decision: Decision) -> Exit:
-    """0 obeyed; refused: 4 without a pass, 2 where the input was wrong, else 1."""
+def exit_code(decision: Decision) -> Exit:
+    """0 obeyed; refused by the gate: 4 where only the pass is missing, else 1."""
     if decision.kind == "command":
         return Exit.OK
-    if ": no pass: " in decision.reason:
-        return Exit.NOT_ENOUGH_DATA
-    return Exit.USAGE if command in ("start", "policy") else Exit.BAD
+    return Exit.NOT_ENOUGH_DATA if ": no pass: " in decision.reason else Exit.BAD
 
 
 def _expects(text: str | None) -> Expects | None:

@@ -33,7 +33,7 @@ def create(config: Config, as_json: bool) -> None:
     try:
         created = asyncio.run(until_reached(config.kafka, topic_plan.create))
     except BrokerAwayError as error:
-        raise CommandError(str(error), Exit.UNREACHABLE) from None
+        raise CommandError(f"{error}; check kafka.bootstrap", Exit.UNREACHABLE) from None
     except BrokerError as error:
         raise CommandError(str(error), Exit.USAGE) from None
     if as_json:
@@ -56,7 +56,7 @@ def check(config: Config, as_json: bool) -> int:
     try:
         problems = asyncio.run(until_reached(config.kafka, topic_plan.check))
     except BrokerAwayError as error:
-        raise CommandError(str(error), Exit.UNREACHABLE) from None
+        raise CommandError(f"{error}; check kafka.bootstrap", Exit.UNREACHABLE) from None
     if as_json:
         click.echo(json.dumps({"ok": not problems, "problems": list(problems)}))
     else:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.structs import ConsumerRecord
 
 from pipeline.config import KafkaConfig
@@ -24,6 +24,8 @@ log = logging.getLogger("klaxon.broker")
 RETRY_FIRST_S: Final = 0.5
 RETRY_LONGEST_S: Final = 15.0
 REQUEST_TIMEOUT_MS: Final = 40_000
+NOTICE_S: Final = 2.0
+"""How long a command waits for the broker in silence."""
 
 
 class BrokerError(PipelineError):
@@ -32,6 +34,12 @@ class BrokerError(PipelineError):
 
 class BrokerAwayError(BrokerError):
     """The broker could not be reached."""
+
+
+def away(kafka: KafkaConfig, error: Exception) -> BrokerAwayError:
+    """What a client's error means to people: its own text names addresses in the client's types."""
+    why = "" if isinstance(error, KafkaConnectionError) else f" ({error or type(error).__name__})"
+    return BrokerAwayError(f"cannot reach Kafka at {kafka.bootstrap}{why}")
 
 
 def client_options(kafka: KafkaConfig) -> dict[str, Any]:
@@ -53,7 +61,7 @@ async def admin_client(kafka: KafkaConfig) -> AsyncIterator[AIOKafkaAdminClient]
             await admin.start()
         except (KafkaError, OSError) as error:
             await admin.close()
-            raise BrokerAwayError(f"cannot reach Kafka at {kafka.bootstrap} ({error})") from None
+            raise away(kafka, error) from None
     try:
         yield admin
     finally:
@@ -84,20 +92,25 @@ T = TypeVar("T")
 async def until_reached(kafka: KafkaConfig, operation: Callable[[KafkaConfig], Awaitable[T]]) -> T:
     """Do it, again with back-off while the broker is away, for at most `connect_timeout_s`.
 
-    For commands, which cannot wait for ever; raises the last BrokerAwayError.
+    For commands, which cannot wait for ever; raises the last BrokerAwayError. Says that it waits (as a
+    warning, on standard error where nothing else is set up) after NOTICE_S.
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + kafka.connect_timeout_s
+    notice = loop.call_later(NOTICE_S, log.warning, "waiting for Kafka at %s", kafka.bootstrap)
     attempt = 0
-    while True:
-        try:
-            return await operation(kafka)
-        except BrokerAwayError:
-            delay_s = back_off_s(attempt)
-            if loop.time() + delay_s > deadline_s:
-                raise
-        await asyncio.sleep(delay_s)
-        attempt += 1
+    try:
+        while True:
+            try:
+                return await operation(kafka)
+            except BrokerAwayError:
+                delay_s = back_off_s(attempt)
+                if loop.time() + delay_s > deadline_s:
+                    raise
+            await asyncio.sleep(delay_s)
+            attempt += 1
+    finally:
+        notice.cancel()
 
 
 async def partition_counts(kafka: KafkaConfig, topics: Iterable[Topic]) -> dict[Topic, int]:
@@ -107,7 +120,7 @@ async def partition_counts(kafka: KafkaConfig, topics: Iterable[Topic]) -> dict[
             # All of them: a broker that creates topics on demand creates those that a request names.
             described = await admin.describe_topics()
         except (KafkaError, OSError) as error:
-            raise BrokerAwayError(f"cannot reach Kafka at {kafka.bootstrap} ({error})") from None
+            raise away(kafka, error) from None
     wanted = {topic.value for topic in topics}
     return {
         Topic(topic["topic"]): len(topic["partitions"])

@@ -15,7 +15,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, for_code
 
 from pipeline.config import KafkaConfig
-from pipeline.workers.broker import BrokerAwayError, BrokerError, admin_client, client_options
+from pipeline.workers.broker import BrokerError, admin_client, away, client_options
 from pipeline.workers.records import APPEND_TIME
 from schemas.topics import CONTENT_TYPE, GATING, GATING_PARTITIONS, INPUTS, TICK, Topic
 
@@ -102,7 +102,7 @@ async def create(kafka: KafkaConfig) -> tuple[Topic, ...]:
                     raise BrokerError(f"topic {name} cannot be created at {kafka.bootstrap}: {said}")
             await _until_led(admin, kafka, {item.topic.value for item in wanted})
         except (KafkaError, OSError) as error:
-            raise BrokerAwayError(f"cannot reach Kafka at {kafka.bootstrap} ({error})") from None
+            raise away(kafka, error) from None
     return tuple(created)
 
 
@@ -134,7 +134,7 @@ async def check(kafka: KafkaConfig) -> tuple[str, ...]:
                 for topic in INPUTS:
                     problems += await _probe_problems(kafka, topic)
         except (KafkaError, OSError) as error:
-            raise BrokerAwayError(f"cannot reach Kafka at {kafka.bootstrap} ({error})") from None
+            raise away(kafka, error) from None
     return tuple(problems)
 
 

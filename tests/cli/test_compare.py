@@ -220,12 +220,51 @@ def test_a_canary_that_scored_the_baselines_answer(
 def test_forced_records_are_compared_everywhere_and_modes_override(
     compare: Callable[..., Run], tmp_path: Path
 ) -> None:
-    left = write(tmp_path / "b.jsonl", [{"prompt_id": 1, **response(["a", "b"], [FINE, FINE])}])
-    right = write(
-        tmp_path / "c.jsonl", [{"prompt_id": 1, "source": "forced", **response(["b", "b"], [FINE, FINE])}]
-    )
-    for mode, positions in (("auto", 2), ("free", 1), ("forced", 2)):
-        assert compare(left, right, "--mode", mode, "--json").result["positions"] == positions
+    answers = [{"prompt_id": i, **response(["a", "b"], [FINE, FINE])} for i in range(6)]
+    other = response(["b", "b"], [FINE, FINE])
+    left = write(tmp_path / "b.jsonl", answers)
+    same = write(tmp_path / "c.jsonl", [{"source": "forced", **answer} for answer in answers])
+    for mode in ("auto", "free", "forced"):
+        run = compare(left, same, "--mode", mode, "--json")
+        assert (run.code, run.result["positions"], run.result["skipped"]) == (0, 12, {})
+    # Without its last token (the end of the text) an answer may be forced; with another token it was not.
+    short = write(tmp_path / "d.jsonl", [{**a, **response(["a"], [FINE])} for a in answers])
+    assert compare(left, short, "--mode", "forced", "--json").result["positions"] == 6
+    free = write(tmp_path / "e.jsonl", [{**answer, "source": "forced", **other} for answer in answers])
+    for mode, positions, mismatches in (("auto", 0, 6), ("free", 6, 0), ("forced", 0, 6)):
+        run = compare(left, free, "--mode", mode, "--json")
+        assert run.result["positions"] == positions
+        assert run.result["skipped"].get("forced_mismatch", 0) == mismatches
+        assert run.code == (0 if mode == "free" else 4)
+    assert "6 of 6 pairs could not be forced: CANARY did not score BASELINE's tokens" in run.err
+
+
+def test_pairs_that_happen_to_agree_do_not_pass_for_those_that_could_not_be_forced(
+    compare: Callable[..., Run], tmp_path: Path
+) -> None:
+    answers = [{"prompt_id": i, **response(["a"], [FINE])} for i in range(7)]
+    left = write(tmp_path / "b.jsonl", answers)
+    right = write(tmp_path / "c.jsonl", [*answers[:6], {"prompt_id": 6, **response(["b"], [FINE])}])
+    run = compare(left, right, "--mode", "forced")
+    assert run.code == 4
+    assert "1 of 7 pairs could not be forced" in run.err
+    assert compare(left, right, "--mode", "free").code == 0
+
+
+def test_a_file_gets_whole_lines_without_trailing_blanks(
+    compare: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "a-prompt-whose-id-alone-is-wider-than-a-terminal-" * 3
+    answers = [{"prompt_id": f"{long}{i}", **response(["a"], [FINE])} for i in range(6)]
+    path = write(tmp_path / "b.jsonl", answers)
+    texts = set()
+    for columns in ("40", "80", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        texts.add(compare(path, path, "--per-pair").out)
+    (text,) = texts
+    assert f"{long}0" in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert "least KL(baseline‖canary) that fits both lists, nats: judged\n" in text
 
 
 def test_pairs_by_order_without_prompt_ids(compare: Callable[..., Run], tmp_path: Path) -> None:

@@ -34,6 +34,19 @@ def test_without_a_file_the_configured_policy_is_checked(tmp_path: Path) -> None
     assert [rule["id"] for rule in told["rules"]] == ["mine"]
 
 
+def test_a_file_that_cannot_be_read_has_no_line(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=r"absent: cannot be read: No such file") as caught:
+        CliRunner().invoke(policy, ["check", str(tmp_path / "absent")], catch_exceptions=False)
+    assert caught.value.exit_code is Exit.USAGE
+
+
+def test_all_equally_near_names_are_proposed(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("rules:\n  - {id: a, metric: kl_lower, window: 1m, limit: 1, action: rollback}\n")
+    with pytest.raises(CommandError, match=r"did you mean 'rollback_l1' or 'rollback_l2'\?"):
+        CliRunner().invoke(policy, ["check", str(file)], catch_exceptions=False)
+
+
 def test_a_mistake_names_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text("rules:\n  - id: a\n    metrik: kl_lower\n")

@@ -192,3 +192,41 @@ async def test_the_publisher_delivers_to_a_real_broker(broker: Broker) -> None:
             signatures.append(row.tobytes().hex())
             assert record.partition == partition_of(signatures[-1].encode(), broker.config.partitions)
     assert sorted(signatures) == [f"{i:032x}" for i in range(250)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"v": 1, "rollout": "r"}, indent=2),
+        json.dumps([{"v": 1}, {"v": 1}], indent=2),
+        '[\n{"v": 1},\n{"v": 1}\n]\n',
+        '{ "v": 1,\n  "rollout": "r" }\n',
+    ],
+)
+async def test_one_document_over_many_lines_is_one_mistake(broker: Broker, text: str) -> None:
+    for more in ((), ("--shift-to-now",)):
+        done = klaxon(broker.environment, "publish", "requests", *more, stdin=text.encode())
+        assert done.returncode == 2
+        (line,) = done.stderr.decode().splitlines()
+        assert line.startswith("klaxon: <stdin>: this is one JSON document over many lines; one event a line")
+
+
+async def test_a_cut_first_line_is_only_itself(broker: Broker) -> None:
+    good = json.dumps(example(Topic.REQUESTS, "one")).encode()
+    for stdin, accepted in ((b'{"v": 1,\n' + good + b"\n", 1), (b"{\n", 0), (b"{", 0)):
+        done = klaxon(broker.environment, "publish", "requests", "--json", stdin=stdin)
+        assert done.returncode == 2
+        result = json.loads(done.stdout)
+        assert (result["accepted"], result["rejected"]) == (accepted, 1)
+        assert [error["line"] for error in result["errors"]] == [1]
+
+
+@pytest.mark.parametrize("arguments", [("publish", "requests"), ("topics", "create"), ("topics", "check")])
+def test_an_absent_broker_is_told_in_words(arguments: tuple[str, ...]) -> None:
+    environment = {"KLAXON_KAFKA_BOOTSTRAP": "127.0.0.1:1", "KLAXON_KAFKA_CONNECT_TIMEOUT_S": "4"}
+    done = klaxon(environment, *arguments)
+    assert done.returncode == 3
+    assert done.stderr.decode().splitlines() == [
+        "waiting for Kafka at 127.0.0.1:1",
+        "klaxon: cannot reach Kafka at 127.0.0.1:1; check kafka.bootstrap",
+    ]

@@ -48,7 +48,8 @@ def compare_captures(
     """Pair by key where every answer has one, else by order; score; judge the mean of `kl_lower`.
 
     `trip` when the low end of the two-sided 90 % t-interval over pairs is above `limit`, `pass` when its high
-    end is not, else `not_enough_data`; so too with fewer than LEAST_PAIRS pairs.
+    end is not, else `not_enough_data`; so too with fewer than LEAST_PAIRS pairs. Nor do pairs that could not
+    be forced let the rest pass: those are the pairs that agree, chosen by the outcome.
     """
     skipped: Counter[SkipReason] = Counter()
     eta = max(_eta(baseline), _eta(canary))
@@ -125,7 +126,7 @@ def _judge(
     verdict: Verdict = "not_enough_data"
     if interval is not None and interval[0] > limit:
         verdict = "trip"
-    elif interval is not None and interval[1] <= limit:
+    elif interval is not None and interval[1] <= limit and not skipped["forced_mismatch"]:
         verdict = "pass"
     return Comparison(
         verdict,
@@ -166,6 +167,12 @@ def _per_pair(name: str, row: int, scores: PairScores) -> dict[str, Any]:
 def what_is_missing(comparison: Comparison) -> str:
     """Why there is no verdict, for people."""
     result = comparison.result
+    unforced = result["skipped"].get("forced_mismatch", 0)
+    if unforced:
+        return (
+            f"{unforced} of {unforced + result['pairs']} pairs could not be forced: CANARY did not score "
+            "BASELINE's tokens there; compare free-running answers with --mode free"
+        )
     if result["interval"] is None:
         return f"{result['pairs']} comparable pairs; an interval needs at least {LEAST_PAIRS}"
     low, high = result["interval"]

@@ -64,26 +64,34 @@ def _forced_positions(
 ) -> tuple[Sequence[Position], Sequence[Position]] | None:
     """Positions of the same tokens on both sides, None where the canary scored others.
 
-    Two scored prompts are compared whole. Else the canary's prompt ends with the baseline's answer, without
-    its end-of-text token perhaps; or its entries are themselves those of the baseline's tokens.
+    Two scored prompts are compared whole. Else the canary's prompt ends with the baseline's answer, or its
+    entries are themselves those of the baseline's tokens: either without the end-of-text token perhaps.
     """
-    if not canary.scored:
-        return baseline.generated, canary.generated
-    if baseline.scored:
+    if canary.scored and baseline.scored:
         same = _same_tokens(baseline.scored, canary.scored)
         return (baseline.scored, canary.scored) if same else None
     for length in (len(baseline.generated), len(baseline.generated) - 1):
-        ours, theirs = baseline.generated[:length], canary.scored[-length:] if length > 0 else ()
-        if ours and _same_tokens(ours, theirs):
+        ours = baseline.generated[: max(length, 0)]
+        theirs = canary.scored[-len(ours) :] if canary.scored else canary.generated
+        if _same_tokens(ours, theirs) and (ours or not canary.scored):
             return ours, theirs
     return None
 
 
 def _same_tokens(ours: Sequence[Position], theirs: Sequence[Position]) -> bool:
-    """Whether both are positions of the same tokens, as far as ids tell."""
+    """Whether both are positions of the same tokens, as far as ids, else bytes, tell."""
     return len(ours) == len(theirs) and all(
-        a.emitted.id == b.emitted.id for a, b in zip(ours, theirs, strict=True)
+        not _differ(a.emitted, b.emitted) for a, b in zip(ours, theirs, strict=True)
     )
+
+
+def _differ(ours: Token, theirs: Token) -> bool:
+    """Whether these are two tokens. Where one side has ids alone and the other bytes alone nothing tells."""
+    if ours.id is not None and theirs.id is not None:
+        return ours.id != theirs.id
+    if ours.raw is not None and theirs.raw is not None:
+        return ours.raw != theirs.raw
+    return False
 
 
 def _half(

@@ -36,6 +36,8 @@ PAIR_SCOPES: Final = (
 )  # fmt: skip
 REQUEST_SCOPES: Final = (*PAIR_SCOPES, "stratum")
 LONGEST_WINDOW_S: Final = 3600
+LEAST_LIKENESS: Final = 0.5
+"""Of an unknown name to a known one (0 to 1) for that one to be proposed."""
 
 
 class PolicyMistake(Exception):  # noqa: N818 (it is the operator's mistake, and is called so)
@@ -361,9 +363,12 @@ def _progression(data: object, path: Path) -> Progression:
 
 
 def nearest(name: str, known: Sequence[str] | Mapping[str, object]) -> str:
-    """The end of a message about an unknown name: the nearest known one, or all of them."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+    """The end of a message about an unknown name: the nearest known ones, equally near, or all of them."""
+    near = {one: difflib.SequenceMatcher(None, one, name).ratio() for one in known}
+    best = max(near.values(), default=0.0)
+    if best < LEAST_LIKENESS:
+        return f"; known: {', '.join(known)}"
+    return f"; did you mean {' or '.join(repr(one) for one in known if near[one] == best)}?"
 
 
 def _mapping(data: object, path: Path, known: Sequence[str]) -> Mapping[str, object]:
