@@ -89,9 +89,13 @@ def cells(
                 continue
             if version is not None and version != VERSIONS[arm]:
                 continue
-            if differs & ~MAY_DIFFER[arm]:
+            if differs == MAY_DIFFER[arm] or not any("kl_lower" in one["measures"] for one in found.values()):
+                yield found
                 continue
-            yield found
+            # Scored, but not what is under test: only what never became a pair counts.
+            whole = found.get(("all", ""), {"counters": {}})["counters"]
+            lost = {name: count for name, count in whole.items() if name not in ("pairs", "renormalised")}
+            yield {("all", ""): {"counters": lost, "measures": {}}}
 
 
 def judged(evidence: Evidence, rollout: str, generation: Generation, second: int) -> Judged:

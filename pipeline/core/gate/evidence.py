@@ -83,13 +83,14 @@ class RolloutEvidence:
             population = population_cells.population
             if population is None:
                 continue
-            place = self._place(population, second)
+            place = self._place(family, population, second)
             if place == "foreign":
                 continue
             if place == "mismatch":
                 self.mismatched += _whole_count(population_cells, family)
                 if family == "pairs" and population.arm == "canary":
                     add_into(covered, {EXCESS: _whole_count(population_cells, family)})
+                    add_into(covered, _missing(population_cells))
                 continue
             for judged, content in zip(self.rules, per_rule, strict=True):
                 if _is_of(judged.rule, family, population):
@@ -116,7 +117,7 @@ class RolloutEvidence:
         second, population, cell = placed
         if population is None or population.rollout != self.spec.rollout:
             return
-        if self._place(population, second) != "ours":
+        if self._place(family, population, second) != "ours":
             return
         for judged in self.rules:
             if _is_of(judged.rule, family, population) and cell.dimension in judged.wanted:
@@ -187,12 +188,16 @@ class RolloutEvidence:
                 and population is not None
                 and population.rollout == self.spec.rollout
                 and population.arm == "canary"
-                and self._place(population, second) == "ours"
+                and self._place("pairs", population, second) == "ours"
             ):
                 yield from cell.worst
 
-    def _place(self, population: Population, second: int) -> str:
-        """`ours`, `mismatch` (not the versions under test), or `foreign` (another generation, too early)."""
+    def _place(self, family: Family, population: Population, second: int) -> str:
+        """`ours`, `mismatch` (not the versions under test), or `foreign` (another generation, too early).
+
+        A pair is ours when its halves differ in exactly the dimensions in which the arms do: in another one
+        it compares something else, and in fewer it compares a version with itself, which always passes.
+        """
         if second < self.evidence_from:
             return "foreign"
         if population.generation is None:
@@ -205,7 +210,7 @@ class RolloutEvidence:
             return "foreign"
         if population.model_version is not None and population.model_version != arm.model_version:
             return "mismatch"
-        if population.differs & ~self._masks[population.arm]:
+        if family == "pairs" and population.differs != self._masks[population.arm]:
             return "mismatch"
         return "ours"
 
@@ -230,6 +235,18 @@ def _is_of(rule: Rule, family: Family, population: Population) -> bool:
 def _whole_count(population_cells: PopulationCells, family: Family) -> int:
     name = "pairs" if family == "pairs" else "requests"
     return sum(cell.counters.get(name, 0) for cell in population_cells.cells if cell.dimension == ALL)
+
+
+def _missing(population_cells: PopulationCells) -> Vec:
+    """Halves that never became a pair: they stand under no difference, whatever the arms differ in."""
+    vec: Vec = {}
+    for cell in population_cells.cells:
+        if cell.dimension == ALL:
+            lost = {
+                name: count for name, count in cell.counters.items() if name not in ("pairs", "renormalised")
+            }
+            add_into(vec, coverage_vec(lost))
+    return vec
 
 
 def _drops(population_cells: PopulationCells) -> Vec:

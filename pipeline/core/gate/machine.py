@@ -102,6 +102,8 @@ def not_ready(memory: RolloutMemory, evidence: Evidence | None, policy: Policy, 
         return "no complete second has been judged yet"
     if not evidence.current:
         return "the newest complete second is too old"
+    if not any(verdict.rule.enforcing for verdict in evidence.verdicts):
+        return "no rule enforces: nothing can pass"
     for verdict in evidence.verdicts:
         if verdict.rule.enforcing and verdict.verdict != "pass":
             said = verdict.verdict.replace("_", " ")

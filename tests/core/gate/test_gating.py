@@ -292,6 +292,31 @@ def test_versions_that_are_not_under_test_are_not_compared() -> None:
     assert "not compared" in evidence.coverage.reason
 
 
+def test_a_version_compared_with_itself_is_no_evidence() -> None:
+    """V1: both halves say the canary's version, or neither the prompt under test: that always passes."""
+    bench = Bench.started()
+    same = [PopulationCells(canary(differs=0), [pair_cell([0.0] * 50, unmatched__no_canary=2)])]
+    assert kinds(bench.run(T0, T0 + 400, lambda _: same)) == ["hold"], "nothing was compared"
+    assert bench.core.gauges()["version_mismatches"] == 401 * 50
+    evidence = bench.core._runs["chat"].last
+    assert evidence is not None
+    assert {one.verdict for one in evidence.verdicts if one.rule.metric.family == "pairs"} == {
+        "not_enough_data"
+    }
+    assert evidence.coverage is not None
+    assert evidence.coverage.value == 0.0, "what stayed unmatched still counts"
+
+
+def test_a_policy_that_only_observes_raises_no_weight() -> None:
+    bench = Bench.started(
+        "rules: [{id: g3, metric: kl_lower, statistic: mean, window: 60s, limit: 0.05, min_samples: 10,"
+        " action: rollback_l1, mode: observe}]"
+    )
+    good = [PopulationCells(canary(), [pair_cell([0.001] * 50)])]
+    assert kinds(bench.run(T0, T0 + 400, lambda _: good)) == []
+    assert "no rule enforces" in bench.core.not_ready("chat", us(T0 + 401))
+
+
 def test_other_generations_and_earlier_seconds_do_not_count() -> None:
     bench = Bench.started()
     bad = [pair_cell([0.5] * 500)]
