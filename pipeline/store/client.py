@@ -12,6 +12,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -125,6 +126,7 @@ class Store:
         self._pool = pool
         self._where = where
         self._folder = folder
+        self._turns = threading.Lock()
         self.database: Final = database
         self._column_types: dict[tuple[str, tuple[str, ...]], Any] = {}
 
@@ -153,12 +155,20 @@ class Store:
             raise _translated(error, self._where) from None
 
     def text(self, sql: str, form: str) -> bytes:
-        """A query's whole result in one of ClickHouse's output formats."""
-        try:
-            result: bytes = self._client.raw_query(sql, fmt=form)
-        except ClickHouseError as error:
-            raise _translated(error, self._where) from None
+        """A query's whole result in one of ClickHouse's output formats. Threads take turns where embedded."""
+        with self._turns if self.embedded else nullcontext():
+            try:
+                result: bytes = self._client.raw_query(sql, fmt=form)
+            except ClickHouseError as error:
+                self._drop_remains()
+                raise _translated(error, self._where) from None
         return result
+
+    def _drop_remains(self) -> None:
+        """What chDB had written of an answer when the query failed stands before its next answer: take it."""
+        if self.embedded:
+            with suppress(ClickHouseError):
+                self._client.raw_query("SELECT 1", fmt="TSVRaw")
 
     def insert(self, table: str, columns: Mapping[str, Sequence[object]], token: str) -> int:
         """Insert columns of equal length as one block under a de-duplication token.

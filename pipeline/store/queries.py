@@ -1,7 +1,7 @@
 """A query's result as plain data, and the archive worker's read-only query endpoint.
 
 One process owns a chDB folder; others read through it. The endpoint listens on loopback only, has no
-authentication and gives what the read-only handle gives: selects, within limits.
+authentication and gives what the read-only handle gives: one statement that reads, within limits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import orjson
 
 from pipeline.store.client import Store
 from pipeline.store.errors import QueryError, StoreError, StoreUnavailableError
+from pipeline.store.read_only import readable
 
 MAX_QUERY_BYTES: Final = 1 << 20
 ANSWER_TIMEOUT_S: Final = 120
@@ -53,9 +54,9 @@ class QueryResult:
 
 
 def run_query(store: Store, sql: str) -> QueryResult:
-    """Run one statement that gives rows; blocks. Raises QueryError or StoreUnavailableError."""
+    """Run one statement that only reads; blocks. Raises QueryError or StoreUnavailableError."""
     try:
-        found = orjson.loads(store.text(bare(sql), "JSONCompact"))
+        found = orjson.loads(store.text(readable(store, sql), "JSONCompact"))
     except orjson.JSONDecodeError:
         raise QueryError("one statement that gives rows is expected") from None
     meta = found["meta"]
@@ -64,20 +65,6 @@ def run_query(store: Store, sql: str) -> QueryResult:
         tuple(column["type"] for column in meta),
         tuple(map(tuple, found["data"])),
     )
-
-
-def bare(sql: str) -> str:
-    """The statement without what ends it: a FORMAT clause will follow. Raises QueryError.
-
-    Embedded ClickHouse obeys INTO OUTFILE even read-only: it would write wherever its process may. The word
-    is refused wherever it stands, for what is quoted and what is not is ClickHouse's to say.
-    """
-    statement = sql.strip().rstrip("; \t\r\n")
-    if not statement:
-        raise QueryError("the query is empty")
-    if "outfile" in statement.lower():
-        raise QueryError("INTO OUTFILE writes a file; redirect the output of `klaxon sql` instead")
-    return statement
 
 
 def listen_address(text: str) -> tuple[str, int]:
@@ -135,9 +122,13 @@ class QueryEndpoint:
 def query_endpoint(listen: str, sql: str) -> QueryResult:
     """Run a query through a worker's endpoint; blocks. Raises QueryError or StoreUnavailableError."""
     host, port = listen_address(listen)
+    try:
+        body = sql.encode()
+    except UnicodeEncodeError:
+        raise QueryError("the query is not UTF-8") from None
     connection = HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_S)
     try:
-        connection.request("POST", "/", sql.encode(), {"Accept": JSON})
+        connection.request("POST", "/", body, {"Accept": JSON})
         answer = connection.getresponse()
         found = orjson.loads(answer.read())
     except (OSError, HTTPException, orjson.JSONDecodeError) as error:
@@ -175,7 +166,11 @@ class _Handler(BaseHTTPRequestHandler):
         sql = self.rfile.read(int(length)).decode("utf-8", "replace")
         try:
             if TSV in (self.headers.get("Accept") or ""):
-                self._answer(HTTPStatus.OK, TSV, self.server.store.text(bare(sql), "TSVWithNames"))
+                self._answer(
+                    HTTPStatus.OK,
+                    TSV,
+                    self.server.store.text(readable(self.server.store, sql), "TSVWithNames"),
+                )
             else:
                 result = run_query(self.server.store, sql)
                 self._answer(HTTPStatus.OK, JSON, orjson.dumps(result.as_json()))
