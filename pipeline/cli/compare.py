@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from rich.text import Text
 from pipeline.cli.captured import load_capture
 from pipeline.cli.exits import Exit
 from pipeline.cli.options import config_option, json_option
+from pipeline.cli.printing import printed
 from pipeline.config import Config
 from pipeline.core.captures.comparison import (
     CONFIDENCE,
@@ -27,7 +27,6 @@ from pipeline.core.captures.comparison import (
     what_is_missing,
 )
 
-FILE_COLUMNS: Final = 100_000
 _EXITS: Final = {"pass": Exit.OK, "trip": Exit.BAD, "not_enough_data": Exit.NOT_ENOUGH_DATA}
 _STYLES: Final = {"pass": "bold green", "trip": "bold red", "not_enough_data": "bold yellow"}
 _REASONS: Final = {
@@ -105,22 +104,10 @@ def compare(
     if as_json:
         click.echo(json.dumps(comparison.result, allow_nan=False, ensure_ascii=False))
     else:
-        _show(comparison, per_pair)
+        printed(lambda console: _print(console, comparison, per_pair))
     if comparison.verdict == "not_enough_data":
         click.echo(f"klaxon: not enough data: {what_is_missing(comparison)}", err=True)
     return int(_EXITS[comparison.verdict])
-
-
-def _show(comparison: Comparison, per_pair: bool) -> None:
-    console = Console(highlight=False)
-    if console.is_terminal:
-        _print(console, comparison, per_pair)
-        return
-    # A file has no width: nothing is wrapped, cut or filled up with blanks.
-    text = io.StringIO()
-    _print(Console(file=text, width=FILE_COLUMNS, highlight=False), comparison, per_pair)
-    for line in text.getvalue().splitlines():
-        click.echo(line.rstrip())
 
 
 def _print(console: Console, comparison: Comparison, per_pair: bool) -> None:
@@ -133,9 +120,9 @@ def _print(console: Console, comparison: Comparison, per_pair: bool) -> None:
             table.add_row(name, _number(value), _MEANINGS[name])
         console.print(table)
     for reason, count in result["skipped"].items():
-        console.print(f"skipped {count} · {reason}: {_REASONS[reason]}", soft_wrap=True)
-    console.print(_verdict(result), soft_wrap=True)
-    console.print(f"A {NOTE}.", style="dim", soft_wrap=True)
+        console.print(f"skipped {count} · {reason}: {_REASONS[reason]}")
+    console.print(_verdict(result))
+    console.print(f"A {NOTE}.", style="dim")
 
 
 def _verdict(result: Mapping[str, Any]) -> Text:

@@ -18,7 +18,7 @@ from pipeline.cli import options
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import config_option, json_option
 from pipeline.cli.playback import Due, Recorded, late, moved, records, schedule, value_of
-from pipeline.cli.wording import counted
+from pipeline.cli.printing import counted
 from pipeline.config import Config
 from pipeline.workers.broker import BrokerAwayError, client_options, partition_counts, until_reached
 from schemas.columns import Rejected

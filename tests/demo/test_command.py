@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -13,6 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli.demo.command import demo
+from pipeline.cli.demo.run import Plan
+from pipeline.cli.demo.stage import StageError
 from pipeline.cli.exits import CommandError, Exit
 
 KLAXON = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
@@ -91,26 +96,90 @@ def test_without_a_fault_the_canary_climbs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
     keep = tmp_path / "kept"
-    demo_process = subprocess.Popen(
-        [*KLAXON, "demo", "--keep", str(keep)], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert demo_process.stderr is not None
-    said = []
-    for line in demo_process.stderr:
-        said.append(line)
-        if "topics;" in line:  # the workers are being started
-            break
+    demo_process = started("--keep", str(keep))
+    read_until(demo_process, "playing")
     children = psutil.Process(demo_process.pid).children(recursive=True)
+    assert len(children) == 6  # broker, four workers, router
+    # Ctrl-C on a terminal goes to its foreground group: to the demo alone, which stops the others in order.
+    assert all(os.getsid(child.pid) != os.getsid(demo_process.pid) for child in children)
     demo_process.send_signal(number)
-    said.append(demo_process.communicate(timeout=90)[1])
-    assert demo_process.returncode == 130, said
-    assert "interrupted" in said[-1]
-    assert "Traceback" not in said[-1]
-    assert children
+    demo_process.send_signal(number)
+    _, complaints = demo_process.communicate(timeout=90)
+    assert demo_process.returncode == 130
+    assert complaints.split() == ["klaxon:", "interrupted"]
+    nothing_runs(children, keep)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_demo_that_stays_answers_other_commands_until_it_is_interrupted(tmp_path: Path) -> None:
+    keep = tmp_path / "kept"
+    demo_process = started("--requests", "150", "--fault", "none", "--stay", "--keep", str(keep))
+    told = read_until(demo_process, "  klaxon sql")
+    children = psutil.Process(demo_process.pid).children(recursive=True)
+    config = keep / "klaxon.yaml"
+    assert "everything runs on until Ctrl-C:\n" in told
+    hints = [line.strip().replace("klaxon ", "", 1) for line in told if line.startswith("  klaxon ")]
+    for arguments in (shlex.split(hint) for hint in hints if " watch " not in f" {hint} "):
+        done = subprocess.run([*KLAXON, *arguments], capture_output=True, text=True, timeout=90, check=False)
+        assert done.returncode == 0, done.stderr
+        assert ("demo: observing" if arguments[0] == "status" else "command") in done.stdout
+    assert f"status --config {config}" in hints
+    assert demo_process.poll() is None
+    demo_process.send_signal(signal.SIGINT)
+    _, complaints = demo_process.communicate(timeout=90)
+    # So few requests are no pass: the judgement of the drill stands, however the staying ended.
+    assert demo_process.returncode == 1
+    assert complaints == f"logs and configuration are kept in {keep}\n"
+    nothing_runs(children, keep)
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*KLAXON, "demo", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def read_until(process: subprocess.Popen[str], start: str) -> list[str]:
+    """Lines of standard output through the first that begins so."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith(start):
+            return lines
+    raise AssertionError(lines)
+
+
+def nothing_runs(children: list[psutil.Process], keep: Path) -> None:
     _, alive = psutil.wait_procs(children, timeout=20)
     assert alive == []
     mine = [p for p in psutil.process_iter(["cmdline"]) if str(keep) in " ".join(p.info["cmdline"] or ())]
     assert mine == []
+
+
+def test_the_temporary_folder_is_kept_and_named_only_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    outcome: list[Exception] = [StageError("pair ended"), KeyboardInterrupt()]  # type: ignore[list-item]
+
+    async def fails(_: Plan, folder: Path, *__: object) -> None:
+        (folder / "logs").mkdir()
+        raise outcome.pop(0)
+
+    monkeypatch.setattr("pipeline.cli.demo.command.run", fails)
+    done = CliRunner().invoke(demo, [])
+    assert isinstance(done.exception, CommandError)
+    (kept,) = tmp_path.iterdir()
+    assert done.stderr == f"logs and configuration are kept in {kept}\n"
+    done = CliRunner().invoke(demo, [])
+    assert done.stderr.strip() == "Aborted!"
+    assert list(tmp_path.iterdir()) == [kept]

@@ -19,6 +19,7 @@ from pipeline.cli.demo.report import (
     problems_of,
     show,
 )
+from pipeline.cli.demo.story import Story
 from schemas.control import Cause, Directive, Located
 
 PLACE = Located(dimension="node_context", value=FAULTY_CELL, share_of_excess=1.0, share_of_traffic=0.05)
@@ -165,12 +166,13 @@ def test_the_report_says_what_happened_where_and_how_fast() -> None:
         requests=100,
         events=250,
         pairs=100,
+        control_pairs=50,
         affected_pairs=40,
         directive=tripped,
         located=PLACE,
         decision_latency_us=123_456,
         router=RouterSeen(0.0, (1.0, 0.0)),
-        archive=Archived(250, 150, 3),
+        archive=Archived(250, 150, 3, ("command", "step", "trip")),
         table=(
             {
                 "node": "canary-3",
@@ -183,16 +185,54 @@ def test_the_report_says_what_happened_where_and_how_fast() -> None:
         ),
         elapsed_us=61_000_000,
     )
-    console = Console(width=80)
-    with console.capture() as capture:
-        show(result, console)
-    text = capture.get()
+    text = shown(result, 200)
     for said in (
         "TRIPPED  G3-divergence kl_lower mean 0.0810 over its limit 0.05 on 130 pairs",
         "node_context canary-3|>2048: 100% of the excess divergence on 5% of the traffic",
         "1 % → 0 %",
+        "archive  250 request events (100 of users, 150 mirrored copies), "
+        "150 pairs (100 of the canary, 50 of the control), 3 decisions (start, step, trip)\n",
+        "100 user requests, 100 canary pairs, 40 of them damaged by the fault, 61 s: as expected",
         "123 ms from publish()",
         "long-a",
         "as expected",
     ):
         assert said in text
+    # A narrow terminal wraps between words.
+    assert words(shown(result, 60)) == words(text)
+
+
+def shown(result: Result, width: int) -> str:
+    console = Console(width=width, highlight=False)
+    with console.capture() as capture:
+        show(result, console)
+    return capture.get()
+
+
+def words(text: str) -> list[str]:
+    """All but those of the table."""
+    return [word for line in text.splitlines() if not set("│┃━") & set(line) for word in line.split()]
+
+
+async def test_lines_of_other_roll_outs_are_not_the_demos() -> None:
+    view = RouterView()
+    output = asyncio.StreamReader()
+    other = line(9, 0.0, "tripped").replace(b'"rollout":"demo"', b'"rollout":"other"')
+    output.feed_data(line(1, 1.0) + other)
+    output.feed_eof()
+    await view.follow(output)
+    assert (view.steps, view.trip, len(view.lines)) == ([1.0], None, 1)
+
+
+def test_the_story_goes_whole_to_a_file_and_there_is_no_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    long = "a line of the story about smol-2 [which] is wider than forty columns"
+    for as_json in (False, True):
+        story = Story(as_json=as_json)
+        with story.progress(10) as progress:
+            progress(3, "canary 1 %")
+            story.say(long)
+        out, err = capsys.readouterr()
+        assert (out, err) == (("", f"{long}\n") if as_json else (f"{long}\n", ""))

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import click
 import msgspec
-from rich.console import Console
 
 from pipeline.cli import options
 from pipeline.cli.demo.recording import SHIPPED, read_recording
 from pipeline.cli.demo.report import Fault, Result, show
 from pipeline.cli.demo.run import Plan, Recorded, run
 from pipeline.cli.demo.stage import StageError
+from pipeline.cli.demo.story import Story
 from pipeline.cli.demo.traffic import drawn_arrivals, read_figures, trace_arrivals
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import json_option
+from pipeline.cli.printing import printed
 from pipeline.config import Config, ContentConfig, load_config
 from pipeline.errors import PipelineError
 from pipeline.policy_file import read_policy_file
@@ -35,6 +36,7 @@ Example: klaxon demo
 DEFAULT_REQUESTS: Final = 5200
 DEFAULT_LIVE_REQUESTS: Final = 120
 DEFAULT_SPEED: Final = 8.0
+QUESTION: Final = "SELECT now_us, kind, rule, reason FROM v_decisions ORDER BY now_us"
 POLICIES: Final = Path(__file__).parent
 FILE: Final = click.Path(path_type=Path)
 
@@ -64,6 +66,11 @@ FILE: Final = click.Path(path_type=Path)
 )
 @click.option("--keep", type=FILE, help="Keep configuration, logs and archive in this (new) folder.")
 @click.option(
+    "--stay",
+    is_flag=True,
+    help="After the drill everything runs on until Ctrl-C, for other commands to look at.",
+)
+@click.option(
     "--config",
     "config_path",
     metavar="FILE",
@@ -79,6 +86,7 @@ def demo(
     recording: Path | None,
     engines: str | None,
     keep: Path | None,
+    stay: bool,
     config_path: str | None,
     as_json: bool,
 ) -> int:
@@ -88,8 +96,6 @@ def demo(
     join timeout 3 s). Recorded answers of a real model are replayed through a small fleet. Exit code 0 only
     when the outcome is the expected one.
     """
-    # With --json standard output carries the result alone.
-    console = Console(stderr=True)
     try:
         traffic = None
         if engines is None:
@@ -104,31 +110,75 @@ def demo(
             )
         count = requests or (DEFAULT_REQUESTS if traffic is not None else DEFAULT_LIVE_REQUESTS)
         config, policy = _settings(config_path, live=traffic is None)
-        plan = Plan(traffic, count, fault, seed, policy, config)
-        with _folder(keep) as folder:
-            result = asyncio.run(_until_told(plan, folder, console))
-    except StageError as error:
-        raise CommandError(str(error), Exit.UNREACHABLE) from None
+        plan = Plan(
+            traffic, count, fault, seed, policy, config, stay=stay, folder_stays=stay or keep is not None
+        )
     except PipelineError as error:
         raise CommandError(str(error), Exit.USAGE) from None
-    if as_json:
-        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
-    else:
-        show(result, Console())
-        if keep is not None:
-            click.echo(f"ask more: klaxon sql --config {keep / 'klaxon.yaml'} 'SELECT * FROM v_decisions'")  # noqa: S608
-    return Exit.OK if result.as_expected else Exit.BAD
+
+    def tell(result: Result) -> None:
+        if as_json:
+            sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+            sys.stdout.flush()
+        else:
+            printed(lambda console: show(result, console))
+        if plan.folder_stays:
+            for line in _hints(folder / "klaxon.yaml", stay=stay, keep=keep is not None):
+                click.echo(line, err=as_json)
+
+    folder = _new_folder() if keep is None else _kept_folder(keep)
+    failed = False
+    try:
+        result = asyncio.run(_until_told(plan, folder, Story(as_json=as_json), tell))
+        failed = not result.as_expected
+    except PipelineError as error:
+        failed = True
+        code = Exit.UNREACHABLE if isinstance(error, StageError) else Exit.USAGE
+        raise CommandError(str(error), code) from None
+    finally:
+        if failed:
+            click.echo(f"logs and configuration are kept in {folder}", err=True)
+        elif keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    return Exit.BAD if failed else Exit.OK
 
 
-async def _until_told(plan: Plan, folder: Path, console: Console) -> Result:
-    """Run; SIGTERM ends it as Ctrl-C does, with everything that was started stopped."""
+async def _until_told(plan: Plan, folder: Path, story: Story, tell: Callable[[Result], None]) -> Result:
+    """Run; the first signal that asks for an end stops everything that was started, further ones are idle."""
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    told: list[int] = []
+
+    def end(number: int) -> None:
+        if not told:
+            task.cancel()
+        told.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, end, number)
     try:
-        return await run(plan, folder, console)
+        return await run(plan, folder, story, tell)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+
+
+def _hints(config: Path, *, stay: bool, keep: bool) -> Iterator[str]:
+    """What else can be asked, as lines to copy."""
+    klaxon = _command()
+    if stay:
+        yield ""
+        yield "everything runs on until Ctrl-C" + (":" if keep else f"; then {config.parent} is removed:")
+        yield f"  {klaxon} status --config {config}"
+        yield f"  {klaxon} watch --config {config}"
+    else:
+        yield "ask more:"
+    yield f"  {klaxon} sql --config {config} '{QUESTION}'"
+
+
+def _command() -> str:
+    """How this command was called, where its short name would not be found."""
+    called = sys.argv[0]
+    return called if Path(called).name == "klaxon" and shutil.which("klaxon") is None else "klaxon"
 
 
 def _settings(config_path: str | None, *, live: bool) -> tuple[Config, str]:
@@ -144,13 +194,12 @@ def _settings(config_path: str | None, *, live: bool) -> tuple[Config, str]:
     return config, own.read_text(encoding="utf-8")
 
 
-@contextmanager
-def _folder(keep: Path | None) -> Iterator[Path]:
-    """A folder for the run: the one to keep, which must be new or empty, or a temporary one."""
-    if keep is None:
-        with tempfile.TemporaryDirectory(prefix="klaxon-demo-", ignore_cleanup_errors=True) as name:
-            yield Path(name)
-        return
+def _new_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="klaxon-demo-"))
+
+
+def _kept_folder(keep: Path) -> Path:
+    """The folder to keep, which must be new or empty."""
     try:
         keep.mkdir(parents=True, exist_ok=True)
         used = any(keep.iterdir())
@@ -158,4 +207,4 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         raise CommandError(f"--keep {keep}: {error.strerror}; name another folder", Exit.USAGE) from None
     if used:
         raise CommandError(f"--keep {keep}: not empty; name a new folder", Exit.USAGE)
-    yield keep
+    return keep

@@ -78,6 +78,8 @@ def embedded_broker(log: Path | None = None, start_timeout_s: float = 15.0) -> I
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            # Ctrl-C on the terminal is for whoever started the broker, and stops it last.
+            start_new_session=True,
             env={"PATH": os.environ.get("PATH", ""), "RUST_LOG": "warn"},
         )
     try:

@@ -201,6 +201,7 @@ def engine(
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
+            start_new_session=True,
         )
     try:
         _await_health(process, port, variant.name, start_timeout_s)

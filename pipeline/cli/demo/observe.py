@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 from msgspec import Struct
 
-from pipeline.cli.demo.fleet import CANARY_VERSION
+from pipeline.cli.demo.fleet import CANARY_VERSION, ROLLOUT
 from pipeline.cli.demo.play import Sent
 from schemas.codec import decode_logits
 from schemas.columns import BASELINE, CANARY
@@ -48,7 +48,7 @@ class RouterLine(Struct, frozen=True):
 
 
 class RouterView:
-    """Everything the router has said, and a way to wait for more."""
+    """Everything the router has said of the demo's roll-out, and a way to wait for more."""
 
     def __init__(self) -> None:
         self.lines: list[RouterLine] = []
@@ -57,8 +57,11 @@ class RouterView:
     async def follow(self, output: asyncio.StreamReader) -> None:
         """Read the router's output until it ends."""
         while line := await output.readline():
-            self.lines.append(msgspec.json.decode(line, type=RouterLine))
-            self._news.set()
+            told = msgspec.json.decode(line, type=RouterLine)
+            # Of another one, that somebody started beside it, the versions are others too.
+            if told.rollout == ROLLOUT:
+                self.lines.append(told)
+                self._news.set()
 
     @property
     def latest(self) -> RouterLine | None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.cli.demo.fleet import CANARY_VERSION, FAULTY_NODE, ROLLOUT
+from pipeline.cli.printing import counted
 from schemas.control import Directive, Located
 
 Fault = Literal["long_context", "none"]
@@ -19,7 +20,9 @@ COUNTS: Final = f"""
 SELECT
     (SELECT count() FROM v_inference_log WHERE rollout = '{ROLLOUT}') AS requests,
     (SELECT count() FROM v_pair_scores WHERE rollout = '{ROLLOUT}') AS pairs,
-    (SELECT count() FROM v_decisions WHERE rollout = '{ROLLOUT}') AS decisions
+    (SELECT count() FROM v_decisions WHERE rollout = '{ROLLOUT}') AS decisions,
+    (SELECT groupArray(kind)
+     FROM (SELECT kind FROM v_decisions WHERE rollout = '{ROLLOUT}' ORDER BY off, pos)) AS decided
 """  # noqa: S608 (constants of this program)
 
 WORST: Final = f"""
@@ -54,6 +57,8 @@ class Archived(Struct, frozen=True):
     requests: int
     pairs: int
     decisions: int
+    decided: tuple[str, ...] = ()
+    """The kind of each decision, in order."""
 
 
 class Result(Struct, frozen=True, kw_only=True):
@@ -72,6 +77,8 @@ class Result(Struct, frozen=True, kw_only=True):
     """Request events of all arms."""
     pairs: int
     """Pairs of baseline and canary."""
+    control_pairs: int
+    """Pairs of baseline and control."""
     affected_pairs: int
     directive: Directive | None
     """The router's last one."""
@@ -138,10 +145,8 @@ def cause_line(directive: Directive) -> str:
 def show(result: Result, console: Console) -> None:
     """The run for a person."""
 
-    def line(text: str) -> None:
-        console.print(text, soft_wrap=True)
-
-    console.print()
+    line = console.print
+    line()
     directive = result.directive
     if result.outcome == "tripped" and directive is not None:
         line(f"[bold red]TRIPPED[/]  {cause_line(directive)}")
@@ -155,19 +160,32 @@ def show(result: Result, console: Console) -> None:
     line(f"router   {CANARY_VERSION}: {weights}")
     if result.decision_latency_us is not None:
         took_ms = result.decision_latency_us / 1000
-        console.print(
-            f"latency  {took_ms:.0f} ms from publish() of the deciding event to the router's weight 0"
-        )
-    archive = result.archive
-    line(
-        f"archive  {archive.requests} requests, {archive.pairs} pairs, {archive.decisions} decisions "
-        "in ClickHouse; the worst prompts of the canary:"
-    )
-    console.print(worst_table(result.table))
+        line(f"latency  {took_ms:.0f} ms from publish() of the deciding event to the router's weight 0")
+    line(f"archive  {_archive_line(result)}")
+    line("worst    prompts of the canary, as ClickHouse has them:")
+    line(worst_table(result.table))
     expected = "as expected" if result.as_expected else "NOT as expected: " + "; ".join(result.problems)
+    damaged = "" if result.fault == "none" else f"{result.affected_pairs} of them damaged by the fault, "
     line(
-        f"{result.requests} requests, {result.pairs} pairs, {result.affected_pairs} of them damaged, "
-        f"{result.elapsed_us / 1e6:.0f} s: {expected}"
+        f"{counted(result.requests, 'user request')}, {counted(result.pairs, 'canary pair')}, "
+        f"{damaged}{result.elapsed_us / 1e6:.0f} s: {expected}"
+    )
+
+
+def _archive_line(result: Result) -> str:
+    """What ClickHouse holds, in the parts it is made of."""
+    archive = result.archive
+    copies = archive.requests - result.requests
+    pairs = f"{result.pairs} of the canary"
+    if result.control_pairs:
+        pairs += f", {result.control_pairs} of the control"
+    # The first command that a gate obeys for a roll-out starts it.
+    kinds = ["start" if i == 0 and kind == "command" else kind for i, kind in enumerate(archive.decided)]
+    decided = f" ({', '.join(kinds)})" if kinds else ""
+    return (
+        f"{counted(archive.requests, 'request event')} ({result.requests} of users, "
+        f"{counted(copies, 'mirrored copy', 'mirrored copies')}), "
+        f"{counted(archive.pairs, 'pair')} ({pairs}), {counted(archive.decisions, 'decision')}{decided}"
     )
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from agents.publish import KafkaRecordProducer, Publisher, PublisherSettings
 from pipeline.cli.demo.fleet import FAULTY_NODE, ROLLOUT, Fleet, Routing, Served, rollout_spec
@@ -37,7 +35,9 @@ from pipeline.cli.demo.report import (
     problems_of,
 )
 from pipeline.cli.demo.stage import Stage, StageError, stage
+from pipeline.cli.demo.story import Story
 from pipeline.cli.demo.traffic import Arrival
+from pipeline.cli.printing import counted
 from pipeline.config import Config
 from pipeline.policy_file import parse_policy
 from pipeline.store.errors import StoreError
@@ -74,6 +74,10 @@ class Plan:
     """The policy's text."""
     config: Config
     """Its sections content and gate are used."""
+    stay: bool = False
+    """Whether everything runs on once the result is known."""
+    folder_stays: bool = False
+    """Whether somebody can look into the folder."""
 
     @property
     def fault_from(self) -> int | None:
@@ -81,15 +85,14 @@ class Plan:
         return int(self.requests * FAULT_AT) if self.fault != "none" else None
 
 
-async def run(plan: Plan, folder: Path, console: Console) -> Result:
-    """Run the whole demo in `folder`; takes a minute or two. Raises StageError and EmbeddedBrokerError."""
+async def run(plan: Plan, folder: Path, story: Story, show: Callable[[Result], None]) -> Result:
+    """Run the whole demo in `folder`; takes a minute or two. Raises StageError and EmbeddedBrokerError.
+
+    `show` is called with the result; with `plan.stay` everything runs on after that until this task is
+    cancelled, which then is a good end."""
     started = time.monotonic_ns()
-
-    def say(text: str) -> None:
-        console.print(text, style="dim", highlight=False, soft_wrap=True)
-
     content = plan.config.content
-    say(
+    story.say(
         f"the demo's own settings: lateness {content.lateness_s} s, join timeout {content.join_timeout_s} s, "
         f"windows of {parse_policy(plan.policy).window_s} s (elsewhere 15 s, 60 s, 5 min)"
     )
@@ -97,17 +100,24 @@ async def run(plan: Plan, folder: Path, console: Console) -> Result:
     async with AsyncExitStack() as running:
         live = None
         if plan.traffic is None:
-            live = await running.enter_async_context(engines(fault=plan.fault != "none", say=say))
-        made = await running.enter_async_context(stage(folder, plan.config, say))
+            live = await running.enter_async_context(engines(fault=plan.fault != "none", say=story.say))
+        made = await running.enter_async_context(stage(folder, plan.config, story.say))
         await running.enter_async_context(router(made, view))
-        await _ready(plan, made, view, say)
+        await _ready(plan, made, view, story.say)
         async with outlet(made) as out:
             player = _player(plan, live, view, out)
-            await _play(plan, player, made, view, console)
-        played = player.played
+            await _play(plan, player, made, view, story)
         await _settle(plan, made, view)
-        archive, table = await _archived(made, played)
-        directive, latency_us = await _decision(made, view, played)
+        result = await _result(plan, made, view, player.played, started)
+        show(result)
+        if plan.stay:
+            await made.until_interrupted()
+    return result
+
+
+async def _result(plan: Plan, made: Stage, view: RouterView, played: Played, started_ns: int) -> Result:
+    archive, table = await _archived(made, played)
+    directive, latency_us = await _decision(made, view, played)
     trip = view.trip
     latest = view.latest
     seen = RouterSeen(0.0 if latest is None else latest.canary_percent, tuple(view.steps))
@@ -130,6 +140,7 @@ async def run(plan: Plan, folder: Path, console: Console) -> Result:
         requests=played.requests,
         events=played.events,
         pairs=played.pairs,
+        control_pairs=played.controls,
         affected_pairs=played.affected,
         directive=directive,
         located=located,
@@ -137,7 +148,7 @@ async def run(plan: Plan, folder: Path, console: Console) -> Result:
         router=seen,
         archive=archive,
         table=table,
-        elapsed_us=(time.monotonic_ns() - started) // 1000,
+        elapsed_us=(time.monotonic_ns() - started_ns) // 1000,
     )
 
 
@@ -172,7 +183,8 @@ async def _ready(plan: Plan, made: Stage, view: RouterView, say: Callable[[str],
     if view.latest is None and not await view.more(READY_TIMEOUT_S):
         made.check()
         raise StageError(f"no directive reached the router; gate said:\n{made.last_words('gate')}")
-    say(f"four workers and a router run; roll-out {ROLLOUT} started (logs in {made.folder / 'logs'})")
+    logs = f" (logs in {made.folder / 'logs'})" if plan.folder_stays else ""
+    say(f"four workers and a router run; roll-out {ROLLOUT} started{logs}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,40 +231,31 @@ def _player(plan: Plan, live: Engines | None, view: RouterView, out: Outlet) -> 
     return LivePlayer(Script(plan.requests, 1.0, plan.fault_from), live, plan.seed, out.publish, routing)
 
 
-async def _play(
-    plan: Plan, player: Player | LivePlayer, made: Stage, view: RouterView, console: Console
-) -> None:
+async def _play(plan: Plan, player: Player | LivePlayer, made: Stage, view: RouterView, story: Story) -> None:
     told = 0
-    progress = Progress(
-        TextColumn("requests"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[state]}"),
-        console=console,
-    )
-    with progress:
-        task = progress.add_task("play", total=plan.requests, state="")
+    fault = "" if plan.fault_from is None else f"; from request {plan.fault_from} on {FAULTY_NODE} is faulty"
+    story.say(f"playing {counted(plan.requests, 'request')}{fault}")
+    with story.progress(plan.requests) as progress:
 
         def show(played: Played) -> None:
             nonlocal told
             made.check()
-            progress.update(task, completed=played.requests, state=_state(plan, view, played))
+            progress(played.requests, _state(plan, view, played))
             for line in view.lines[told:]:
                 if line.reason == "applied":
-                    progress.console.print(_router_text(line), highlight=False, soft_wrap=True)
+                    story.say(_router_text(line), dim=False)
             told = len(view.lines)
 
         await player.run(show)
 
 
 def _state(plan: Plan, view: RouterView, played: Played) -> str:
+    """What holds now, short enough for a terminal of 80 columns."""
     line = view.latest
     weight = "" if line is None else f"canary {line.canary_percent:g} % · "
-    fault = ""
     if plan.fault_from is not None and played.requests >= plan.fault_from:
-        fault = f" · {FAULTY_NODE} faulty, {played.affected} damaged"
-    return f"{weight}{played.pairs} pairs{fault}"
+        return f"{weight}{FAULTY_NODE} damaged {counted(played.affected, 'pair')}"
+    return f"{weight}{counted(played.pairs, 'pair')}"
 
 
 def _router_text(line: Any) -> str:

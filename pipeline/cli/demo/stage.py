@@ -26,6 +26,9 @@ from pipeline.config import Config, load_config
 WORKERS: Final = ("measure", "pair", "gate", "archive")
 COMMAND_TIMEOUT_S: Final = 90.0
 STOP_TIMEOUT_S: Final = 20.0
+INTERRUPTED_STOP_TIMEOUT_S: Final = 2.0
+"""For somebody who waits at the terminal; a worker killed then resumes like any other at its next start."""
+LOOK_S: Final = 1.0
 KLAXON: Final = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
 """The `klaxon` command of this interpreter, wherever its script is installed."""
 
@@ -62,6 +65,7 @@ class Stage:
     config: Config
     query_listen: str
     processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+    stop_timeout_s: float = STOP_TIMEOUT_S
 
     def check(self) -> None:
         """Raise StageError if a process has ended."""
@@ -70,6 +74,20 @@ class Stage:
                 raise StageError(
                     f"{name} ended with code {process.returncode}; it said:\n{self.last_words(name)}"
                 )
+
+    async def until_interrupted(self) -> None:
+        """Keep everything running until this task is cancelled, which ends the waiting alone.
+
+        Raises StageError if a process ends meanwhile."""
+        try:
+            while True:
+                self.check()
+                await asyncio.sleep(LOOK_S)
+        except asyncio.CancelledError:
+            self.stop_timeout_s = INTERRUPTED_STOP_TIMEOUT_S
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
 
     def last_words(self, name: str) -> str:
         """The end of a process's log."""
@@ -92,14 +110,17 @@ class Stage:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment(),
+            start_new_session=True,
         )
         try:
             out, err = await asyncio.wait_for(process.communicate(), COMMAND_TIMEOUT_S)
         except TimeoutError:
-            process.kill()
-            await process.wait()
             said = f"klaxon {' '.join(arguments)}: no answer in {COMMAND_TIMEOUT_S:.0f} s"
             raise StageError(said) from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
         if process.returncode != 0:
             said = err.decode(errors="replace").strip()
             raise StageError(f"klaxon {' '.join(arguments)}: exit code {process.returncode}: {said}")
@@ -117,6 +138,8 @@ class Stage:
                 stdout=subprocess.PIPE if piped else log,
                 stderr=log,
                 env=environment(),
+                # Ctrl-C on the terminal reaches the demo alone, which stops everything in order.
+                start_new_session=True,
                 limit=1 << 20,
             )
         self.processes[name] = process
@@ -138,13 +161,16 @@ async def stage(folder: Path, wanted: Config, say: Callable[[str], None]) -> Asy
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with broker_in(folder) as bootstrap:
         made = _write_configuration(folder, bootstrap, wanted)
-        say(f"broker on {bootstrap} (Tansu, in memory: no transactions, promises 1 and 6 not claimed)")
+        say(f"broker on {bootstrap} (Tansu, in memory, no transactions: one gate process)")
         topics, tables = await asyncio.gather(made.command("topics", "create"), made.command("migrate"))
         say(f"{len(topics.splitlines())} topics; {tables.strip().splitlines()[-1]} (ClickHouse in process)")
         try:
             for name in WORKERS:
                 await made.start(name, "worker", name)
             yield made
+        except asyncio.CancelledError:
+            made.stop_timeout_s = INTERRUPTED_STOP_TIMEOUT_S
+            raise
         finally:
             await _stop(made)
 
@@ -186,7 +212,7 @@ async def _stop(made: Stage) -> None:
         process.send_signal(signal.SIGTERM)
     waits = [asyncio.create_task(process.wait()) for process in running]
     if waits:
-        await asyncio.wait(waits, timeout=STOP_TIMEOUT_S)
+        await asyncio.wait(waits, timeout=made.stop_timeout_s)
     for process in running:
         if process.returncode is None:
             process.kill()
