@@ -11,7 +11,12 @@ from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError,
+    KafkaConnectionError,
+    KafkaError,
+    NotCoordinatorForGroupError,
+)
 from aiokafka.structs import ConsumerRecord
 
 from pipeline.config import KafkaConfig
@@ -26,6 +31,7 @@ RETRY_LONGEST_S: Final = 15.0
 REQUEST_TIMEOUT_MS: Final = 40_000
 NOTICE_S: Final = 2.0
 """How long a command waits for the broker in silence."""
+COORDINATOR_TRIES: Final = 8
 
 
 class BrokerError(PipelineError):
@@ -164,6 +170,26 @@ def as_record(record: ConsumerRecord[bytes, bytes]) -> Record:
         key=record.key,
         value=record.value or b"",
     )
+
+
+async def committed_offset(kafka: KafkaConfig, group: str, place: Partition) -> int | None:
+    """What a group has committed for a partition; None if nothing. Raises aiokafka's KafkaError.
+
+    Waits a while for a coordinator: on a new broker, and where one moves, there is none for a moment.
+    """
+    partition = TopicPartition(*place)
+    async with admin_client(kafka) as admin:
+        for attempt in range(COORDINATOR_TRIES):
+            try:
+                found = await admin.list_consumer_group_offsets(group, partitions=[partition])
+            except (GroupCoordinatorNotAvailableError, NotCoordinatorForGroupError):
+                if attempt == COORDINATOR_TRIES - 1:
+                    raise
+                await asyncio.sleep(back_off_s(attempt))
+            else:
+                offset = int(found[partition].offset)
+                return offset if offset >= 0 else None
+    raise AssertionError("the last try returns or raises")
 
 
 class RangeReader:

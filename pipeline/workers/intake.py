@@ -48,11 +48,16 @@ class Intake:
     def expect(self, place: Partition, offset: int) -> None:
         """Records of this partition go on at `offset`: earlier ones are skipped, missing ones are read."""
         self._expected[place] = offset
-
-    def forget(self, place: Partition) -> None:
-        """Whatever comes first is the first record."""
-        self._expected.pop(place, None)
         self._unmoved.pop(place, None)
+
+    async def begin(self, place: Partition, committed: int | None) -> None:
+        """Go on where the group's commit stands, or where the partition begins; may block on the broker.
+
+        Never with whatever is delivered first: after a rebalance that can be a later record.
+        """
+        reader = await self._started_reader()
+        first = (await reader.begin_offsets([place]))[place]
+        self.expect(place, first if committed is None else max(first, committed))
 
     def expected(self, place: Partition) -> int | None:
         """The next offset to hand over; None before the first record."""
@@ -92,14 +97,19 @@ class Intake:
         if self._reader is not None:
             await self._reader.stop()
 
+    async def _started_reader(self) -> RangeReader:
+        if self._reader is None:
+            reader = RangeReader(self._kafka)
+            await reader.start()
+            self._reader = reader
+        return self._reader
+
     async def _missing(self, place: Partition, first: int, end: int) -> AsyncIterator[Record]:
         if end - first == 1 and place.topic in TRANSACTIONAL:
             self.holes += 1  # a commit marker: a record left out would leave a gap with its own marker, too
             return
-        if self._reader is None:
-            self._reader = RangeReader(self._kafka)
-            await self._reader.start()
-        if (begin := (await self._reader.begin_offsets([place]))[place]) > first:
+        reader = await self._started_reader()
+        if (begin := (await reader.begin_offsets([place]))[place]) > first:
             deleted = (
                 f"{place}: offsets {first} to {min(begin, end) - 1} were deleted unread; lengthen the "
                 "topic's retention or add workers"
@@ -108,7 +118,7 @@ class Intake:
                 raise RetentionError(f"{deleted}; the next process starts anew after them")
             log.error("%s", deleted)
         found = 0
-        async for record in self._reader.read({place: (first, end)}):
+        async for record in reader.read({place: (first, end)}):
             found += 1
             self._expected[place] = record.offset + 1
             yield record

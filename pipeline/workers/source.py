@@ -19,6 +19,7 @@ import msgspec
 from pipeline.config import Config
 from pipeline.core.source import Flush, HoleError, RecordMeta
 from pipeline.errors import PipelineError
+from pipeline.workers.broker import committed_offset
 from pipeline.workers.dead_letters import dead_letters, send_letters
 from pipeline.workers.faults import fault
 from pipeline.workers.intake import Intake
@@ -107,7 +108,9 @@ class SourceWorker:
     async def assigned(self, places: frozenset[Partition]) -> None:
         now_s = asyncio.get_running_loop().time()
         for place in places:
-            seat = self._seats.setdefault(place, _Seat(self._new_source(place)))
+            seat = self._seats.get(place)
+            if seat is None:
+                seat = self._seats[place] = _Seat(self._new_source(place))
             seat.owned = True
             seat.tenure += 1
             seat.first_since_assigned = True
@@ -127,23 +130,26 @@ class SourceWorker:
             if seat is None or not seat.owned:
                 return  # delivered after the partition was revoked: whoever owns it reads it
             if seat.first_since_assigned:
-                self._resume(place, seat, record)
+                await self._resume(place, seat)
             async for each in self._intake.take(record):
                 await self._feed(self._seats[place], each)
 
-    def _resume(self, place: Partition, seat: _Seat, record: Record) -> None:
-        """Where the first record after an assignment leaves the state we have: go on, or start anew."""
-        seat.first_since_assigned = False
-        seat.committed = record.offset  # the group's: whoever owned the partition meanwhile moved it
+    async def _resume(self, place: Partition, seat: _Seat) -> None:
+        """Where to go on after an assignment: with the state we have, or anew from the group's commit.
+
+        What Faust delivers first says nothing about either: it can be later than both, and the records before
+        it are in nobody's state.
+        """
+        committed = await committed_offset(self._config.kafka, self._link.group, place)
         expected = seat.source.next_offset
-        if expected is None:
-            self._intake.forget(place)
-        elif record.offset <= expected:
+        if expected is not None and (committed is None or committed <= expected):
             self._intake.expect(place, expected)
         else:
-            log.info("%s: offsets from %d on were read elsewhere; starting anew", place, expected)
-            seat.source = self._new_source(place)
-            self._intake.forget(place)
+            if expected is not None:
+                log.info("%s: offsets from %d on were read elsewhere; starting anew", place, expected)
+                seat.source = self._new_source(place)
+            await self._intake.begin(place, committed)
+        seat.first_since_assigned = False
 
     def _new_source(self, place: Partition) -> Source:
         topic = Topic(place.topic)

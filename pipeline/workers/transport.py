@@ -148,6 +148,11 @@ class Link:
     def __init__(self, app: KlaxonApp) -> None:
         self._app = app
 
+    @property
+    def group(self) -> str:
+        """The consumer group's id."""
+        return str(self._app.conf.id)
+
     async def send(
         self,
         topic: Topic,
