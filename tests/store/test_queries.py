@@ -19,6 +19,8 @@ from pipeline.store.queries import QueryEndpoint, listen_address, query_endpoint
 from pipeline.store.read_only import INSIDE, bare, readable
 from tests.store.conftest import folder_of
 
+pytestmark = pytest.mark.slow
+
 
 def klaxon(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("KLAXON_")}
