@@ -103,7 +103,6 @@ class SourceWorker:
         self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
         self._last_commit_s = 0.0
-        self._last_sweep_s = 0.0
 
     async def assigned(self, places: frozenset[Partition]) -> None:
         now_s = asyncio.get_running_loop().time()
