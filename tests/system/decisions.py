@@ -229,6 +229,9 @@ def differences(evidence: Evidence, traffic: w.Traffic, actual: list[dict[str, A
         # After a trip on fresh evidence the next generation may begin before those seconds are complete.
         early = folded is None or any(map(is_fresh, said))
         through = evidence.complete_through if early or folded is None else folded
+        # A gate that came back to nothing but final generations has folded nothing when the next one begins;
+        # what its predecessor decided had been folded all the same.
+        through = max([through, *(decision["inputs"]["complete_through"] for decision in said)])
         expected = expected_decisions(evidence, traffic, generation, through)
         due = any(kind == "trip" for kind, _ in expected)
         if len(trips) != due:

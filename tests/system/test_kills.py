@@ -241,6 +241,38 @@ async def test_a_gate_killed_inside_and_after_the_transaction_of_its_trip_trips_
     assert not found, "\n".join(found)
 
 
+async def test_a_generation_begins_before_a_new_gate_has_heard_of_any_second(
+    kafka_session: Broker, tmp_path: Path
+) -> None:
+    """After a trip a gate reads no finals again: with the workers away it knows of no complete second."""
+    traffic = Traffic(SEED, "twice", seconds=6.0)
+    async with stack(kafka_session, tmp_path) as on:
+        sources = [await started(on, kind) for kind in ("measure", "pair")]
+        gate = await started(on, "gate")
+        await gate.until_log(TAKEN["gate"], timeout_s=PATIENCE_S)
+        await on.start_rollout(traffic)
+        await gate.kill()
+        # Its successor finds seconds that are all complete, so the trip does not rest on fresh evidence.
+        await on.play(traffic)
+        await on.until_closed(now_us() + (JOIN_TIMEOUT_S + 3) * SECOND)
+        gate = await started(on, "gate")
+        await gate.until_log("trip", timeout_s=PATIENCE_S)
+        for worker in (*sources, gate):
+            await worker.kill()
+        gate = await started(on, "gate")
+        await gate.until_log(TAKEN["gate"], timeout_s=PATIENCE_S)
+        await on.command(traffic, "new_generation")
+        for kind in ("measure", "pair"):
+            await started(on, kind)
+        await on.play(traffic, generation=2)
+        await on.until_closed(now_us() + (JOIN_TIMEOUT_S + 3) * SECOND)
+        log = await settled(on, [traffic])
+    began = [said["inputs"] for said in on.follower.decisions[traffic.rollout] if said["kind"] == "command"]
+    assert began[1]["complete_through"] == -1, "the new gate had heard of a second after all"
+    found = [*judge.one_writer(log), *judge.decided(log, traffic)]
+    assert not found, "\n".join(found)
+
+
 async def test_two_pair_workers_swap_partitions_and_swap_back(kafka_session: Broker, tmp_path: Path) -> None:
     turn = tmp_path / "turn"
     turn.write_text("0")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from pipeline.core.cells import ALL, worst_of
 from pipeline.core.gate.location import locate, proofs
@@ -39,6 +39,11 @@ FAMILIES: Final[dict[str, Family]] = {Topic.REQUESTS.value: "requests", Topic.LO
 Unknown = Callable[[int, int], str]
 """(first, last) second → what of them is unknown, "" if nothing."""
 Worst = dict[Scope, list[tuple[int, bytes]]]
+Place = Literal["ours", "foreign", "other_version", "other_difference"]
+"""`foreign`: another generation, or too early. `other_version`: of a model that is not the arm's, so neither
+what was scored of it nor what was lost is evidence. `other_difference`: scored between other versions than
+those under test; halves that never became a pair stand there too, and are this arm's.
+"""
 
 
 @dataclass(slots=True)
@@ -86,11 +91,12 @@ class RolloutEvidence:
             place = self._place(family, population, second)
             if place == "foreign":
                 continue
-            if place == "mismatch":
+            if place in ("other_version", "other_difference"):
                 self.mismatched += _whole_count(population_cells, family)
                 if family == "pairs" and population.arm == "canary":
                     add_into(covered, {EXCESS: _whole_count(population_cells, family)})
-                    add_into(covered, _missing(population_cells))
+                    if place == "other_difference":
+                        add_into(covered, _missing(population_cells))
                 continue
             for judged, content in zip(self.rules, per_rule, strict=True):
                 if _is_of(judged.rule, family, population):
@@ -192,8 +198,8 @@ class RolloutEvidence:
             ):
                 yield from cell.worst
 
-    def _place(self, family: Family, population: Population, second: int) -> str:
-        """`ours`, `mismatch` (not the versions under test), or `foreign` (another generation, too early).
+    def _place(self, family: Family, population: Population, second: int) -> Place:
+        """Whether a population is evidence of this generation (V1).
 
         A pair is ours when its halves differ in exactly the dimensions in which the arms do: in another one
         it compares something else, and in fewer it compares a version with itself, which always passes.
@@ -209,9 +215,9 @@ class RolloutEvidence:
         if arm is None:
             return "foreign"
         if population.model_version is not None and population.model_version != arm.model_version:
-            return "mismatch"
+            return "other_version"
         if family == "pairs" and population.differs != self._masks[population.arm]:
-            return "mismatch"
+            return "other_difference"
         return "ours"
 
     def _unknown(self, unknown: Unknown, window_s: int) -> str:

@@ -307,6 +307,20 @@ def test_a_version_compared_with_itself_is_no_evidence() -> None:
     assert evidence.coverage.value == 0.0, "what stayed unmatched still counts"
 
 
+def test_what_another_model_lost_is_no_evidence_of_this_one() -> None:
+    """V1: pairs of a third model do not count as scored, so its lost halves do not count as missing."""
+    bench = Bench.started()
+    both = [
+        PopulationCells(canary(), [pair_cell([0.001] * 50)]),
+        PopulationCells(canary(version="v9"), [pair_cell([], unmatched__no_baseline=40)]),
+    ]
+    bench.run(T0, T0 + 60, lambda _: both)
+    evidence = bench.core._runs["chat"].last
+    assert evidence is not None
+    assert evidence.coverage is not None
+    assert evidence.coverage.value == 1.0
+
+
 def test_a_policy_that_only_observes_raises_no_weight() -> None:
     bench = Bench.started(
         "rules: [{id: g3, metric: kl_lower, statistic: mean, window: 60s, limit: 0.05, min_samples: 10,"
