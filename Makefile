@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 
-.PHONY: help setup demo test check fmt lock
+.PHONY: help setup demo test faults bench check fmt lock
 
 help: ## what there is to do
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
@@ -24,7 +24,13 @@ demo: $(READY) ## the whole pipeline on this machine, one drill (ARGS="--fault n
 	@$(BIN)/klaxon demo $(ARGS)
 
 test: $(READY) ## all tests; those that need Java are skipped, with the reason, where there is none
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+faults: $(READY) ## the long fault suite on real Kafka: a table of what was broken (SEED=…, ROUNDS=…)
+	@$(BIN)/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
+
+bench: $(READY) ## measure speed and memory; a table, and build/bench.json
+	@$(BIN)/python -m tests.bench $(ARGS)
 
 check: $(READY) ## ruff, format, mypy strict, import rules; changes nothing
 	@$(BIN)/ruff check .
