@@ -98,6 +98,13 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     name: str = "router-1"
 
 
+class WorkerConfig(Struct, frozen=True, kw_only=True):
+    """Every kind of worker."""
+
+    gauges_every_s: Annotated[int, Meta(ge=0)] = 60
+    """How often a worker logs its gauges; 0: never."""
+
+
 class DeadLetterConfig(Struct, frozen=True, kw_only=True):
     """Dead letters hold no payload unless asked for: it may be personal."""
 
@@ -114,6 +121,7 @@ class Config(Struct, frozen=True, kw_only=True):
     policy: PolicyConfig = PolicyConfig()
     archive: ArchiveConfig = ArchiveConfig()
     router: RouterConfig = RouterConfig()
+    worker: WorkerConfig = WorkerConfig()
     dead_letter: DeadLetterConfig = DeadLetterConfig()
 
 

@@ -69,12 +69,12 @@ def archive(config: Config) -> int:
 
     log_to_standard_error()
     with opened_archive(config) as store:
-        return run_worker(spec(config, store), config.kafka)
+        return run_worker(spec(config, store), config)
 
 
 def _run(spec: WorkerSpec, config: Config) -> int:
     log_to_standard_error()
-    return run_worker(spec, config.kafka)
+    return run_worker(spec, config)
 
 
 def log_to_standard_error() -> None:

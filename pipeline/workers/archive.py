@@ -60,6 +60,9 @@ class PartitionArchive(Protocol):
     def stored(self, block: Any) -> int:
         """Note that it is stored; returns the offset to commit."""
 
+    def gauges(self) -> dict[str, int]:
+        """Sizes and counts by name."""
+
 
 class BlockStore(Protocol):
     """The store's archive; its methods block."""
@@ -69,6 +72,9 @@ class BlockStore(Protocol):
 
     def store_block(self, block: Any, stop: threading.Event) -> bool:
         """Insert a block until it is stored (True) or `stop` is set (False)."""
+
+    def gauges(self) -> dict[str, int]:
+        """Counts by name. Does not block."""
 
 
 @dataclass(slots=True)
@@ -192,6 +198,13 @@ class ArchiveWorker:
             if seat.part is not None:
                 async with self._lock:
                     await self._add(seat, self._intake.left_behind(place))
+
+    def gauges(self) -> dict[str, dict[str, int]]:
+        opened = {str(place): seat.part for place, seat in self._seats.items() if seat.part is not None}
+        return {
+            "archive": self._store.gauges(),
+            **{place: part.gauges() for place, part in sorted(opened.items())},
+        }
 
     async def stop(self) -> None:
         for place in list(self._seats):

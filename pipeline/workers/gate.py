@@ -142,6 +142,9 @@ class GateWorker:
     async def run(self) -> None:
         await self._failed
 
+    def gauges(self) -> dict[str, dict[str, int]]:
+        return {f"gating/{number}": seat.core.gauges() for number, seat in sorted(self._seats.items())}
+
     async def stop(self) -> None:
         for number in list(self._seats):
             await self._leave(number)

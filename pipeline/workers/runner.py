@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol
 
+import msgspec
 from aiokafka.errors import KafkaError
 
-from pipeline.config import KafkaConfig
+from pipeline.config import Config
 from pipeline.errors import PipelineError
 from pipeline.workers.broker import wait_for_topics
 from pipeline.workers.faults import fault
@@ -51,6 +54,9 @@ class Processor(Protocol):
     async def run(self) -> None:
         """Work between records: flushes, ticks, leases. Cancelled at stop."""
 
+    def gauges(self) -> Mapping[str, Mapping[str, int]]:
+        """Sizes, ages and counts by name, per thing they belong to (`klaxon.logits/3`, `gating/1`)."""
+
     async def stop(self) -> None:
         """The last call before the group is left, after `run` was cancelled."""
 
@@ -78,9 +84,10 @@ class WorkerSpec:
 class Runner:
     """Runs one worker in this process, from waiting for the broker to leaving the group."""
 
-    def __init__(self, spec: WorkerSpec, kafka: KafkaConfig) -> None:
+    def __init__(self, spec: WorkerSpec, config: Config) -> None:
         self._spec = spec
-        self._kafka = kafka
+        self._kafka = config.kafka
+        self._gauges_every_s = config.worker.gauges_every_s
         self._watchdog = Watchdog(STALL_S)
         self._told_to_stop = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -187,7 +194,7 @@ class Runner:
     async def _serve(self, app: KlaxonApp, processor: Processor, link: Link) -> None:
         await app.start()
         log.info("%s: ready", self._spec.name)
-        await _first_end_of(processor.run(), self._watch_fetching(link))
+        await _first_end_of(processor.run(), self._watch_fetching(link), self._log_gauges(processor))
 
     async def _until_failed(self) -> None:
         await self._failed
@@ -212,6 +219,16 @@ class Runner:
             if idle_checks >= STALL_S:
                 end_process(f"{_listed(waiting)}: records wait and none was read for {STALL_S} s")
 
+    async def _log_gauges(self, processor: Processor) -> None:
+        """One line now and then that says how big everything is: `gauges {…}`, JSON."""
+        if not self._gauges_every_s:
+            await asyncio.Event().wait()
+        while True:
+            await asyncio.sleep(self._gauges_every_s)
+            process = {"rss_bytes": resident_bytes(), "reads": self._reads}
+            gauges = msgspec.json.encode({"process": process, **processor.gauges()}, order="sorted")
+            log.info("%s: gauges %s", self._spec.name, gauges.decode())
+
     def _install_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -228,13 +245,22 @@ class Runner:
         self._told_to_stop.set()
 
 
-def run_worker(spec: WorkerSpec, kafka: KafkaConfig) -> int:
+def run_worker(spec: WorkerSpec, config: Config) -> int:
     """Run a worker until it is told to stop (exit code 0) or fails (1); blocks."""
 
     async def run() -> int:
-        return await Runner(spec, kafka).run()
+        return await Runner(spec, config).run()
 
     return asyncio.run(run())
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * resource.getpagesize()
 
 
 async def _first_end_of(*coroutines: Coroutine[Any, Any, None]) -> None:

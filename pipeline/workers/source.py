@@ -197,6 +197,9 @@ class SourceWorker:
                 await asyncio.wait_for(self._changed.wait(), SILENT_S / 4)
             self._changed.clear()
 
+    def gauges(self) -> dict[str, dict[str, int]]:
+        return {str(place): seat.source.gauges() for place, seat in self._seats.items() if seat.owned}
+
     async def stop(self) -> None:
         await self._intake.stop()
 

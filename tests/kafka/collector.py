@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
+from pipeline.config import Config
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.runner import OK, Processor, Runner, WorkerSpec
 from pipeline.workers.transport import Link
@@ -40,6 +41,9 @@ class Collector:
     async def run(self) -> None:
         await asyncio.Event().wait()
 
+    def gauges(self) -> dict[str, dict[str, int]]:
+        return {"collector": {"records": len(self.records)}}
+
     async def stop(self) -> None:
         return
 
@@ -56,7 +60,9 @@ async def running(broker: Broker) -> AsyncIterator[Collector]:
         made.append(Collector(link, counts))
         return made[0]
 
-    runner = Runner(WorkerSpec("test", (Topic.REQUESTS,), (Topic.CONTROL,), make), broker.config)
+    runner = Runner(
+        WorkerSpec("test", (Topic.REQUESTS,), (Topic.CONTROL,), make), Config(kafka=broker.config)
+    )
     task = asyncio.create_task(runner.run())
     try:
         async with asyncio.timeout(TIMEOUT_S):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from tests.conftest import REPOSITORY
 from tests.kafka.broker import Broker
 
 LOG_TIMEOUT_S = 120.0
+GAUGES_EVERY_SECOND = {"KLAXON_WORKER_GAUGES_EVERY_S": "1"}
 KLAXON = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
 """The `klaxon` command with this interpreter."""
 
@@ -93,6 +95,14 @@ class Worker:
             if time.monotonic() > deadline:
                 raise AssertionError(f"{self.kind} did not say {text!r} within {timeout_s:g} s:\n{log}")
             await asyncio.sleep(0.05)
+
+    def gauges(self) -> dict[str, dict[str, int]]:
+        """What its newest line of gauges says, {} before the first; see `GAUGES_EVERY_SECOND`."""
+        lines = [line for line in self.log.splitlines() if f"{self.kind}: gauges " in line]
+        if not lines:
+            return {}
+        said: dict[str, dict[str, int]] = json.loads(lines[-1].partition(": gauges ")[2])
+        return said
 
     async def until_ended(self, *, timeout_s: float = LOG_TIMEOUT_S) -> int:
         """Wait for its end; returns the exit code (negative: killed by that signal)."""

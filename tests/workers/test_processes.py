@@ -15,7 +15,7 @@ from aiokafka import TopicPartition
 from schemas.buckets import FinalBuckets, FreshCells
 from schemas.topics import GATING_PARTITIONS, TICK, Topic
 from tests.kafka.broker import Broker, broker_of
-from tests.kafka.processes import Worker
+from tests.kafka.processes import GAUGES_EVERY_SECOND, Worker
 from tests.kafka.records import (
     Written,
     committed_offsets,
@@ -30,6 +30,22 @@ from tests.workers.events import encoded, request
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 QUICK = {"KLAXON_CONTENT_LATENESS_S": "1", "KLAXON_CONTENT_JOIN_TIMEOUT_S": "3"}
+
+
+async def test_a_worker_says_how_big_everything_is(kafka: Broker, log_folder: Path) -> None:
+    environment = {**QUICK, **GAUGES_EVERY_SECOND}
+    async with Worker("measure", kafka, log_folder, environment=environment) as worker:
+        await worker.until_log("measure: assigned")
+        await produce(kafka, [Written(Topic.REQUESTS, encoded(request(now_us())))])
+
+        async def read() -> bool:
+            return worker.gauges().get("process", {}).get("reads", 0) > 0
+
+        await eventually(read)
+        gauges = worker.gauges()
+    assert gauges["process"]["rss_bytes"] > 10_000_000
+    sources = {f"klaxon.{name}/{number}" for name in ("requests", "telemetry") for number in range(2)}
+    assert set(gauges) == {"process"} | sources
 
 
 async def _finals(broker: Broker) -> list[FinalBuckets]:
