@@ -6,6 +6,7 @@ Decoding never raises on content: what cannot be read stands in `Decoded.rejecte
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -47,6 +48,7 @@ def _decode(
     content_type: str | None,
     from_json: Callable[[bytes], Decoded[C]],
     from_columns: Callable[[bytes], Decoded[C]],
+    what: str,
 ) -> Decoded[C]:
     kind = JSON if content_type is None else content_type.partition(";")[0].strip().lower()
     if kind == TICK:
@@ -56,7 +58,10 @@ def _decode(
     if kind == JSON:
         return from_json(value)
     if kind == COLUMNS:
-        return from_columns(value)
+        decoded = from_columns(value)
+        if decoded.header is None and (version := columnar_codec.unknown_version(value, what)) is not None:
+            return replace(decoded, unknown_version=version)
+        return decoded
     reason = f"unknown {kind!r}; known: {JSON}, {COLUMNS}"
     return _refused(from_json, Rejected(None, CONTENT_TYPE, reason))
 
@@ -67,14 +72,18 @@ def _refused(from_json: Callable[[bytes], Decoded[C]], rejected: Rejected) -> De
 
 def decode_requests(value: bytes | None, content_type: str | None) -> Decoded[RequestColumns]:
     """Request events of one record; `content_type` as in its header, None means JSON."""
-    return _decode(value, content_type, json_codec.decode_requests, columnar_codec.decode_requests)
+    return _decode(
+        value, content_type, json_codec.decode_requests, columnar_codec.decode_requests, "requests"
+    )
 
 
 def decode_logits(value: bytes | None, content_type: str | None) -> Decoded[LogitColumns]:
     """Logit events of one record; `content_type` as in its header, None means JSON."""
-    return _decode(value, content_type, json_codec.decode_logits, columnar_codec.decode_logits)
+    return _decode(value, content_type, json_codec.decode_logits, columnar_codec.decode_logits, "logits")
 
 
 def decode_telemetry(value: bytes | None, content_type: str | None) -> Decoded[TelemetryColumns]:
     """Node events of one record; `content_type` as in its header, None means JSON."""
-    return _decode(value, content_type, json_codec.decode_telemetry, columnar_codec.decode_telemetry)
+    return _decode(
+        value, content_type, json_codec.decode_telemetry, columnar_codec.decode_telemetry, "telemetry"
+    )

@@ -237,6 +237,25 @@ def _common(
     return {"n": n, "signature": signature, "pair_id": pair_id, "labels": labels, **shared}, dict(numbers)
 
 
+class _Head(Struct, frozen=True, array_like=True):
+    """What envelopes of every version begin with."""
+
+    v: int
+    kind: str
+
+
+_head: Final = msgspec.msgpack.Decoder(_Head)
+
+
+def unknown_version(value: bytes, kind: str) -> int | None:
+    """The version of an envelope of this kind if it is one that is not read here, however it goes on."""
+    try:
+        head = _head.decode(value)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return head.v if head.kind == kind and head.v > VERSION else None
+
+
 def _header(envelope: Envelope) -> BatchHeader:
     return BatchHeader(envelope.producer_id, envelope.sequence, envelope.dropped)
 

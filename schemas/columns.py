@@ -237,3 +237,6 @@ class Decoded(Generic[C]):
     """Ascending by position. A record that cannot be read at all: n = 0 and one entry without position."""
     header: BatchHeader | None
     """Columnar records only."""
+    unknown_version: int | None = None
+    """An envelope of a version that is not read here; it stands in `rejected`, too. Not the sender's fault:
+    a worker stops at it instead of losing its events."""

@@ -12,7 +12,7 @@ from pipeline.config import KafkaConfig
 from pipeline.core.gate.state import RolloutMemory, StateError, decode_state
 from pipeline.workers.records import Record
 from schemas.control import Cause, Directive
-from schemas.records import read_json
+from schemas.records import UnknownVersionError, read_json
 from schemas.topics import Topic
 
 
@@ -63,7 +63,7 @@ def standings(states: Iterable[Record], control: Iterable[Record]) -> list[Stand
             continue
         try:
             memory = decode_state(record.value)
-        except StateError:
+        except (StateError, UnknownVersionError):
             continue  # of another version of the gate, which says so itself
         if isinstance(memory, RolloutMemory):
             found.append(_standing(memory, directives.get(memory.rollout), record.append_us))

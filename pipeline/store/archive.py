@@ -27,7 +27,7 @@ import random
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TypeVar
 
 from pipeline.store.blocks import Block, BlockCutter, BlockLimits, Range, day_of
 from pipeline.store.client import UNKNOWN_TABLE, Store
@@ -35,7 +35,8 @@ from pipeline.store.derived_rows import bucket_rows, decision_rows, pair_rows
 from pipeline.store.errors import QueryError, StoreError, StoreUnavailableError
 from pipeline.store.rows import Columns, Rows, held_time_us, logit_rows, request_rows, telemetry_rows
 from schemas.codec import decode_logits, decode_requests, decode_telemetry
-from schemas.columns import Rejected
+from schemas.columns import Decoded, LogitColumns, Rejected, RequestColumns, TelemetryColumns
+from schemas.records import UnknownVersionError
 from schemas.topics import TICK, Topic
 
 log = logging.getLogger("klaxon.archive")
@@ -306,16 +307,19 @@ class Archive:
 
 
 def read_record(topic: Topic, record: ArchiveRecord) -> tuple[Rows, tuple[Rejected, ...]]:
-    """One record of an archived topic as rows of its table, and what of it cannot be read."""
+    """One record of an archived topic as rows of its table, and what of it cannot be read.
+
+    Raises UnknownVersionError for a record of a version that is not read here.
+    """
     value, offset, append_us = record.value, record.offset, record.append_us
     if topic is Topic.REQUESTS:
-        requests = decode_requests(value, record.content_type)
+        requests = _read_here(decode_requests(value, record.content_type))
         return request_rows(requests, offset, append_us), requests.rejected
     if topic is Topic.LOGITS:
-        logits = decode_logits(value, record.content_type)
+        logits = _read_here(decode_logits(value, record.content_type))
         return logit_rows(logits, offset, append_us), logits.rejected
     if topic is Topic.TELEMETRY:
-        telemetry = decode_telemetry(value, record.content_type)
+        telemetry = _read_here(decode_telemetry(value, record.content_type))
         return telemetry_rows(telemetry, offset, append_us), telemetry.rejected
     if topic is Topic.PAIRS:
         rows = pair_rows(value, offset, append_us)
@@ -328,6 +332,15 @@ def read_record(topic: Topic, record: ArchiveRecord) -> tuple[Rows, tuple[Reject
     if isinstance(rows, Rejected):
         return Rows(0, {}, 0), (rows,)
     return rows, ()
+
+
+C = TypeVar("C", RequestColumns, LogitColumns, TelemetryColumns)
+
+
+def _read_here(decoded: Decoded[C]) -> Decoded[C]:
+    if decoded.unknown_version is not None:
+        raise UnknownVersionError(decoded.unknown_version)
+    return decoded
 
 
 def _remedied(error: StoreError) -> str:

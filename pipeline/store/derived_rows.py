@@ -1,7 +1,8 @@
 """Records of our own workers (pairs, final buckets, decisions) → columns of the archive's tables. Pure.
 
 Such a record is ours, but the topic is open to others: whatever does not fit a column is refused whole,
-with the field that does not, and never reaches an insert.
+with the field that does not, and never reaches an insert. One of a version that this process does not read
+raises UnknownVersionError instead: it is not malformed, only not for us.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from schemas.columns import Rejected
 from schemas.control import Decision
 from schemas.events import ARMS
 from schemas.pairs import PairBatch
-from schemas.records import read_json, read_msgpack
+from schemas.records import UnknownVersionError, read_json, read_msgpack
 
 _I4: Final = (-(2**31), 2**31 - 1)
 _U4: Final = (0, 2**32 - 1)
@@ -42,6 +43,8 @@ def pair_rows(value: bytes, offset: int, append_us: int) -> Rows | Rejected:
     """Rows of `pair_scores`; scores in nats."""
     try:
         return _pair_rows(read_msgpack(value, PairBatch), offset, append_us)
+    except UnknownVersionError:
+        raise
     except _RefusedError as refused:
         return Rejected(None, refused.field, refused.reason)
     except msgspec.MsgspecError as error:
@@ -52,6 +55,8 @@ def bucket_rows(value: bytes, offset: int, append_us: int) -> Rows | Rejected:
     """Rows of `final_buckets`: one statement, then one row per cell, in the record's order."""
     try:
         return _bucket_rows(read_msgpack(value, FinalBuckets), len(value), offset, append_us)
+    except UnknownVersionError:
+        raise
     except _RefusedError as refused:
         return Rejected(None, refused.field, refused.reason)
     except msgspec.MsgspecError as error:
@@ -62,6 +67,8 @@ def decision_rows(value: bytes, key: bytes | None, offset: int, append_us: int) 
     """The row of `decisions`."""
     try:
         return _decision_rows(read_json(value, Decision), value, key, offset, append_us)
+    except UnknownVersionError:
+        raise
     except _RefusedError as refused:
         return Rejected(None, refused.field, refused.reason)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

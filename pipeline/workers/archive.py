@@ -17,13 +17,14 @@ from typing import Any, Final, Protocol
 from pipeline.config import Config
 from pipeline.errors import PipelineError
 from pipeline.workers.broker import back_off_s
-from pipeline.workers.dead_letters import dead_letters, send_letters
+from pipeline.workers.dead_letters import VersionError, dead_letters, send_letters
 from pipeline.workers.faults import fault
 from pipeline.workers.intake import Intake
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.runner import WorkerSpec
 from pipeline.workers.transport import Link
 from schemas.columns import Rejected
+from schemas.records import UnknownVersionError
 from schemas.topics import Topic
 
 log = logging.getLogger("klaxon.archive")
@@ -52,7 +53,10 @@ class PartitionArchive(Protocol):
         """Whether memory's bound is reached."""
 
     def add(self, record: Record, now_us: int) -> tuple[Rejected, ...]:
-        """Take in the next record; returns what this worker must dead-letter."""
+        """Take in the next record; returns what this worker must dead-letter.
+
+        Raises UnknownVersionError for a record of a version that is not read here.
+        """
 
     def take(self, now_us: int) -> Any:
         """The next block that is due, or None."""
@@ -141,7 +145,10 @@ class ArchiveWorker:
         async for record in records:
             if (part := await self._with_room(seat)) is None:
                 return  # no longer ours; the next assignment goes on where the table says
-            refused = part.add(record, _now_us())
+            try:
+                refused = part.add(record, _now_us())
+            except UnknownVersionError as error:
+                raise VersionError(record, error.version) from None
             letters = dead_letters(record, refused, payload=self._config.dead_letter.payload)
             for acknowledged in await send_letters(self._link, letters):
                 await acknowledged
@@ -162,6 +169,7 @@ class ArchiveWorker:
     async def _open(self, place: Partition, seat: _Seat) -> PartitionArchive | None:
         attempt = 0
         while not seat.stop.is_set():
+            fault("before_checkpoint")
             try:
                 part = await asyncio.to_thread(
                     self._store.open_partition, Topic(place.topic), place.partition
@@ -178,6 +186,7 @@ class ArchiveWorker:
             seat.part = part
             seat.changed.set()
             log.info("%s: going on at offset %d", place, part.read_from)
+            fault("after_open")
             return part
         return None
 

@@ -1,4 +1,8 @@
-"""What cannot be read goes to `klaxon.dead-letter`: where it stands and why, no payload unless configured."""
+"""What cannot be read goes to `klaxon.dead-letter`: where it stands and why, no payload unless configured.
+
+But a record of a version that this process does not know is nobody's fault and stops it: a dead letter would
+take it out of every number after it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pipeline.errors import PipelineError
 from pipeline.workers.records import Record
 from pipeline.workers.transport import Link
 from schemas.columns import Rejected
@@ -17,6 +22,17 @@ from schemas.topics import JSON, Topic
 
 MOST_PER_RECORD: Final = 1_000
 """Letters one record may cause; the last one then says how many more there were."""
+
+
+class VersionError(PipelineError):
+    """A record of a version that this process does not read: it must not go on past it."""
+
+    def __init__(self, record: Record, version: int) -> None:
+        """Where it stands, and what to do."""
+        super().__init__(
+            f"{record.place}: offset {record.offset} is of record version {version}, which this Klaxon does "
+            "not read; run the Klaxon that writes there, or a later one: it goes on from this record"
+        )
 
 
 def dead_letters(record: Record, rejected: Sequence[Rejected], *, payload: bool) -> Iterator[DeadLetter]:

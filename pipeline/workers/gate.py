@@ -23,7 +23,7 @@ from pipeline.errors import PipelineError
 from pipeline.policy_file import parse_policy, read_policy_file, shipped_policy_text
 from pipeline.workers.broker import RangeReader
 from pipeline.workers.content import content_settings
-from pipeline.workers.dead_letters import dead_letters, send_letters
+from pipeline.workers.dead_letters import VersionError, dead_letters, send_letters
 from pipeline.workers.faults import fault
 from pipeline.workers.gate_log import remembered, since
 from pipeline.workers.gate_writer import FencedError, GateWriter
@@ -35,7 +35,7 @@ from schemas.buckets import FinalBuckets, FreshCells
 from schemas.columns import Rejected
 from schemas.commands import COMMANDS
 from schemas.control import Command
-from schemas.records import read_msgpack
+from schemas.records import UnknownVersionError, read_msgpack
 from schemas.topics import SOURCES, Topic, gating_partition
 
 log = logging.getLogger("klaxon.gate")
@@ -153,6 +153,7 @@ class GateWorker:
         """Take the seat, then judge whenever there is something new, until it is left."""
         try:
             await seat.writer.start()
+            fault("gate_fenced_before_memory")
             await self._catch_up(seat)
             upkeep_s = 0.0
             while True:
@@ -173,6 +174,7 @@ class GateWorker:
         try:
             memory = await remembered(reader, seat.partition)
             seat.core.restore(memory.states, memory.directives, memory.rollouts)
+            fault("gate_memory_before_log")
             await self._until_positioned(seat)
             ends = await reader.end_offsets(seat.places)
             async for record in since(reader, seat.partition, seat.core.read_from(), ends):
@@ -201,6 +203,8 @@ class GateWorker:
             else:
                 seat.core.on_fresh(read_msgpack(record.value, FreshCells))
                 seat.news_fresh = True
+        except UnknownVersionError as error:
+            raise VersionError(record, error.version) from None
         except msgspec.MsgspecError as error:
             await self._refuse(record, [Rejected(None, "", str(error))])
 
@@ -256,6 +260,7 @@ class GateWorker:
         }
         if offsets != seat.committed and await self._link.commit(offsets):
             seat.committed = offsets
+            fault("after_commit")
 
 
 def gate(config: Config) -> WorkerSpec:

@@ -12,9 +12,10 @@ import msgspec
 from pipeline.core.gate.gating import ReadFrom
 from pipeline.core.gate.state import StateError, StateRecord, decode_state
 from pipeline.workers.broker import RangeReader
+from pipeline.workers.dead_letters import VersionError
 from pipeline.workers.records import Partition, Record
 from schemas.control import Directive, Rollout
-from schemas.records import read_json
+from schemas.records import UnknownVersionError, read_json
 from schemas.topics import Topic
 
 log = logging.getLogger("klaxon.gate")
@@ -35,6 +36,7 @@ async def remembered(reader: RangeReader, partition: int) -> Remembered:
     """Read state, directives and roll-outs of a gating partition to their ends.
 
     Records that cannot be read are none of ours: said and passed over. The next directive overwrites them.
+    Raises VersionError for states and roll-outs that a newer gate wrote.
     """
     places = [Partition(topic.value, partition) for topic in MEMORY]
     begins, ends = await reader.begin_offsets(places), await reader.end_offsets(places)
@@ -56,6 +58,12 @@ def _sort_in(found: Remembered, record: Record) -> None:
             found.directives.append(read_json(record.value, Directive))
         else:
             found.rollouts.append(read_json(record.value, Rollout))
+    except UnknownVersionError as error:
+        # Passed over, a newer gate's roll-out would be forgotten. A directive says nothing that the state
+        # beside it does not, and its topic is the one that others reach for.
+        if record.topic is not Topic.CONTROL:
+            raise VersionError(record, error.version) from None
+        log.error("%s: offset %d is passed over: %s", record.place, record.offset, error)
     except (StateError, msgspec.MsgspecError) as error:
         log.error("%s: offset %d cannot be read and is passed over: %s", record.place, record.offset, error)
 

@@ -20,7 +20,7 @@ from pipeline.config import Config
 from pipeline.core.source import Flush, HoleError, RecordMeta
 from pipeline.errors import PipelineError
 from pipeline.workers.broker import committed_offset
-from pipeline.workers.dead_letters import dead_letters, send_letters
+from pipeline.workers.dead_letters import VersionError, dead_letters, send_letters
 from pipeline.workers.faults import fault
 from pipeline.workers.intake import Intake
 from pipeline.workers.records import APPEND_TIME, Partition, Record
@@ -166,6 +166,8 @@ class SourceWorker:
         decoded = None
         if not record.is_tick:
             decoded = kind.decode(record.value, record.content_type)
+            if decoded.unknown_version is not None:
+                raise VersionError(record, decoded.unknown_version)
             letters = dead_letters(record, decoded.rejected, payload=self._config.dead_letter.payload)
             seat.unacknowledged += await send_letters(self._link, letters)
         meta = RecordMeta(record.offset, record.append_us, len(record.value))
@@ -261,6 +263,7 @@ class SourceWorker:
                 Topic(place.topic), b"", key=None, content_type=TICK, partition=place.partition
             )
             ticks.append((seat, sent))
+            fault("tick_sent")
         for seat, sent in ticks:
             offset = (await sent).offset
             if offset >= (seat.source.next_offset or 0):  # else it was read before this line was reached
@@ -271,6 +274,8 @@ def _records_of(place: Partition, flush: Flush) -> Iterator[tuple[Topic, int, by
     """Topic, partition and value of everything a flush publishes."""
     for final in flush.finals:
         yield Topic.BUCKETS, final.gating_partition, msgspec.msgpack.encode(final)
+    if flush.finals:
+        fault("finals_sent_before_fresh")
     for fresh in flush.fresh:
         yield Topic.PARTIALS, fresh.gating_partition, msgspec.msgpack.encode(fresh)
     for pairs in flush.pairs:

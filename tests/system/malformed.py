@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from schemas.examples import InvalidExample, invalid_examples
-from schemas.topics import JSON, Topic
+from schemas.topics import COLUMNS, JSON, Topic
 
 Event = dict[str, Any]
 
@@ -40,7 +40,9 @@ EMBEDDABLE: Final = {topic: _embeddable(topic) for topic in (Topic.REQUESTS, Top
 
 
 def neighbours_of(example: InvalidExample) -> list[tuple[int, Event]] | None:
-    """(position, valid event) beside the refused one; None where only a decoder could tell."""
+    """(position, valid event) beside the refused one; None where only a decoder could tell, or it stops."""
+    if example.field == "v" and example.content_type == COLUMNS:
+        return None  # a worker stops at it, as it must
     if example.neighbours == 0:
         return []
     try:

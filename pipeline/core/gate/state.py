@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from schemas.control import Cause, RolloutState
+from schemas.records import check_json_version
 
 COMMAND_IDS_KEPT: Final = 256
 
@@ -105,7 +106,8 @@ def encode_state(record: StateRecord) -> bytes:
 
 
 def decode_state(value: bytes) -> StateRecord:
-    """Read a value. Raises StateError."""
+    """Read a value. Raises StateError, and UnknownVersionError for what a newer gate wrote."""
+    check_json_version(value)
     try:
         return _DECODER.decode(value)
     except (msgspec.MsgspecError, RecursionError) as error:
