@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from pipeline.config import Config
 from pipeline.store.archive import Archive, Step
@@ -16,16 +16,11 @@ from pipeline.store.client import connect, connect_read_only
 from pipeline.store.errors import QueryError, StoreUnavailableError
 from pipeline.store.queries import QueryEndpoint
 from pipeline.workers.broker import back_off_s
-from pipeline.workers.faults import FaultPoint, fault
+from pipeline.workers.faults import fault
 
 log = logging.getLogger("klaxon.archive")
 
 T = TypeVar("T")
-
-FAULTS: Final[Mapping[Step, FaultPoint]] = {
-    "before_insert": "before_insert",
-    "after_insert": "after_insert_before_commit",
-}
 
 
 @contextmanager
@@ -46,12 +41,20 @@ def opened_archive(config: Config) -> Iterator[Archive]:
             store,
             BlockLimits(limits.block_rows, limits.block_bytes, limits.block_age_ms * 1_000),
             boot_id=uuid.uuid4().hex,
-            passing=lambda step: fault(FAULTS[step]),
+            passing=_passing,
         )
     finally:
         if endpoint is not None:
             endpoint.close()
         store.close()
+
+
+def _passing(step: Step) -> None:
+    if step == "before_insert":
+        fault("before_insert")
+        fault("inside_insert", soon=True)
+    else:
+        fault("after_insert_before_commit")
 
 
 def _once_available(action: Callable[[], T]) -> T:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +21,7 @@ from schemas.columns import MOST_SAID_CHARS, Rejected
 from schemas.topics import CONTENT_TYPE, TICK, Topic
 
 
-def _passages(points: list[str], fault: str | None) -> subprocess.CompletedProcess[str]:
+def _started(points: list[str], fault: str | None) -> subprocess.Popen[str]:
     """A process that passes these points in order and then says that it lives."""
     lines = [
         "from pipeline.workers.faults import fault",
@@ -27,13 +29,20 @@ def _passages(points: list[str], fault: str | None) -> subprocess.CompletedProce
         "print('lives')",
     ]
     environment = {"KLAXON_FAULT": fault} if fault is not None else {}
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-c", "\n".join(lines)],
         env={**environment, "PATH": ""},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
+
+
+def _passages(points: list[str], fault: str | None) -> subprocess.CompletedProcess[str]:
+    """The same, run to its end."""
+    with _started(points, fault) as process:
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def test_without_a_fault_every_point_is_passed() -> None:
@@ -50,11 +59,40 @@ def test_another_passage_does_not_kill() -> None:
     assert _passages(["after_read", "before_flush"], "after_read:2").stdout == "lives\n"
 
 
-@pytest.mark.parametrize("text", ["nowhere", "after_read:x", "after_read:0x1"])
+def test_a_point_may_stop_the_process_or_freeze_it_until_it_is_continued() -> None:
+    stopped = _passages(["after_read"], "after_read:1:stop")
+    assert (stopped.returncode, stopped.stderr) == (-signal.SIGTERM, "fault after_read fired\n")
+    with _started(["after_read"], "after_read:1:freeze") as frozen:
+        assert os.WIFSTOPPED(os.waitpid(frozen.pid, os.WUNTRACED)[1])
+        frozen.send_signal(signal.SIGCONT)
+        assert frozen.communicate() == ("lives\n", "fault after_read fired\n")
+
+
+def test_a_fault_may_come_soon_after_its_point() -> None:
+    lines = [
+        "import time",
+        "from pipeline.workers.faults import fault",
+        "fault('inside_insert', soon=True)",
+        "print('lives', flush=True)",
+        "time.sleep(60)",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        env={"KLAXON_FAULT": "inside_insert", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (EXIT_CODE, "fault inside_insert fired\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["nowhere", "after_read:x", "after_read:0x1", "after_read:1:burn", "after_read:1:kill:2"]
+)
 def test_an_unknown_fault_is_refused(text: str) -> None:
     done = _passages([], text)
     assert done.returncode == 1
-    assert "expected name or name:nth with one of after_read" in done.stderr
+    assert "expected name, name:nth or name:nth:action with a name of on_assigned" in done.stderr
 
 
 def test_the_watchdog_ends_a_process_whose_loop_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
