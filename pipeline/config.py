@@ -6,7 +6,6 @@ Later code never reads the environment. A variable `KLAXON_<SECTION>_<KEY>` over
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -14,6 +13,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from pipeline.core.spelling import nearest
 from pipeline.errors import PipelineError
 from pipeline.yaml_lines import Document, YamlError, parse
 
@@ -165,7 +165,7 @@ def _read_file(path: str | None) -> tuple[dict[str, dict[str, object]], Document
     for section, content in document.data.items():
         line = document.line_of((section,))
         if section not in SECTIONS:
-            raise ConfigError(f"{path}:{line}: unknown section {section!r}{_nearest(section, SECTIONS)}")
+            raise ConfigError(f"{path}:{line}: unknown section {section!r}{nearest(section, SECTIONS)}")
         if not isinstance(content, dict):
             raise ConfigError(
                 f"{path}:{line}: {section} holds keys, one a line: {', '.join(SECTIONS[section])}"
@@ -174,7 +174,7 @@ def _read_file(path: str | None) -> tuple[dict[str, dict[str, object]], Document
             if key not in SECTIONS[section]:
                 line = document.line_of((section, key))
                 raise ConfigError(
-                    f"{path}:{line}: unknown key {section}.{key}{_nearest(key, SECTIONS[section])}"
+                    f"{path}:{line}: unknown key {section}.{key}{nearest(key, SECTIONS[section])}"
                 )
         values[section] = dict(content)
     return values, document
@@ -192,16 +192,11 @@ def _overlay(values: dict[str, dict[str, object]], environ: Mapping[str, str]) -
         if not variable.startswith(PREFIX) or variable in NOT_CONFIGURATION:
             continue
         if variable not in known:
-            raise ConfigError(f"unknown variable {variable}{_nearest(variable, known)}")
+            raise ConfigError(f"unknown variable {variable}{nearest(variable, known)}")
         section, key = known[variable]
         values.setdefault(section, {})[key] = value
         used[f"$.{section}.{key}"] = variable
     return used
-
-
-def _nearest(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
 
 
 def _place_of(message: str, path: str | None, document: Document, from_environment: Mapping[str, str]) -> str:

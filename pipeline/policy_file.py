@@ -6,7 +6,8 @@ import hashlib
 from importlib import resources
 from pathlib import Path as FilePath
 
-from pipeline.core.gate.policy import Path, Policy, PolicyMistake, read_policy
+from pipeline.core.gate.policy import Policy
+from pipeline.core.gate.policy_reading import Path, PolicyMistake, read_policy
 from pipeline.errors import PipelineError
 from pipeline.yaml_lines import YamlError, parse
 

@@ -10,8 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from pipeline.cli.exits import CommandError, Exit
-from pipeline.core.gate.policy import nearest
 from pipeline.core.gate.versions import SpecError, check_spec
+from pipeline.core.spelling import nearest
 from pipeline.policy_file import PolicyError, parse_policy, read_policy_file
 from pipeline.yaml_lines import Document, YamlError, parse
 from schemas.control import ArmSpec, RolloutSpec
