@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import msgspec
+from aiokafka.errors import KafkaError
 
 from pipeline.config import Config
 from pipeline.core.source import Flush, HoleError, RecordMeta
@@ -83,6 +84,8 @@ class _Seat:
     warming_up: bool = False
     """Whether the source began inside the log and has published no final yet."""
     last_read_s: float = 0.0
+    ticking: asyncio.Task[None] | None = None
+    """Waits for our tick to be acknowledged."""
     tick_offset: int | None = None
     """Our tick that was not read yet: one is enough."""
     commit: int | None = None
@@ -203,6 +206,9 @@ class SourceWorker:
         return {str(place): seat.source.gauges() for place, seat in self._seats.items() if seat.owned}
 
     async def stop(self) -> None:
+        for seat in self._seats.values():
+            if seat.ticking is not None:
+                seat.ticking.cancel()
         await self._intake.stop()
 
     async def _flush(self) -> None:
@@ -253,21 +259,29 @@ class SourceWorker:
 
     async def _tick(self, now_s: float) -> None:
         """Append a tick to every owned partition that is read to its end and has been silent for a second."""
-        ticks: list[tuple[_Seat, Awaitable[Any]]] = []
         for place, seat in list(self._seats.items()):
             position = self._link.position(place) if seat.owned else None
             silent = now_s - seat.last_read_s >= SILENT_S
-            if not silent or seat.tick_offset is not None or position is None or not position.at_end:
+            if not silent or position is None or not position.at_end:
                 continue
-            sent = await self._link.send(
-                Topic(place.topic), b"", key=None, content_type=TICK, partition=place.partition
-            )
-            ticks.append((seat, sent))
-            fault("tick_sent")
-        for seat, sent in ticks:
+            if seat.ticking is None and seat.tick_offset is None:
+                sent = await self._link.send(
+                    Topic(place.topic), b"", key=None, content_type=TICK, partition=place.partition
+                )
+                seat.ticking = asyncio.create_task(self._ticked(place, seat, sent))
+                fault("tick_sent")
+
+    async def _ticked(self, place: Partition, seat: _Seat, sent: Awaitable[Any]) -> None:
+        """Wait for a tick's acknowledgement, apart from all else: the partition may have lost its leader."""
+        try:
             offset = (await sent).offset
+        except KafkaError as error:
+            log.warning("%s: takes no tick, so its seconds stay open: %r; trying again", place, error)
+        else:
             if offset >= (seat.source.next_offset or 0):  # else it was read before this line was reached
                 seat.tick_offset = offset
+        finally:
+            seat.ticking = None
 
 
 def _records_of(place: Partition, flush: Flush) -> Iterator[tuple[Topic, int, bytes]]:

@@ -23,8 +23,7 @@ from schemas.topics import CONTENT_TYPE, Topic
 
 PRIVATE_NAMES: Final = {
     "faust.app.base.App": ("_new_transport", "_create_directories"),
-    "faust.transport.consumer.Consumer": ("_commit_offsets",),
-    "faust.transport.consumer.ThreadDelegateConsumer": ("_thread", "_new_consumer_thread"),
+    "faust.transport.consumer.ThreadDelegateConsumer": ("_commit", "_thread", "_new_consumer_thread"),
     "faust.transport.drivers.aiokafka.AIOKafkaConsumerThread": (
         "_create_worker_consumer",
         "_ensure_consumer",
@@ -175,12 +174,15 @@ class Link:
     async def commit(self, offsets: Mapping[Partition, int]) -> bool:
         """Commit the next offset to read per partition; partitions that are no longer ours are left out.
 
-        Everything sent before it should be acknowledged by then: this flushes, but does not look at results.
+        Everything that a commit rests on is acknowledged by then: this does not flush, as Faust would, which
+        would wait for what is on its way to a partition without a leader.
         False: not committed, the group has rebalanced; what was not committed is read again.
         """
-        committed: bool = await self._app.consumer._commit_offsets(
-            {TP(*place): offset for place, offset in offsets.items()}
-        )
+        ours = self._app.consumer.assignment()
+        kept = {TP(*place): offset for place, offset in offsets.items() if TP(*place) in ours}
+        if not kept:
+            return False
+        committed: bool = await self._app.consumer._commit(kept)
         return committed
 
     def position(self, place: Partition) -> Position | None:

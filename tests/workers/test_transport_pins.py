@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer
 from faust.app.base import App
-from faust.transport.consumer import Consumer
+from faust.transport.consumer import ThreadDelegateConsumer
 from faust.transport.drivers import aiokafka as driver
 
 from pipeline.config import KafkaConfig
@@ -70,10 +70,11 @@ def test_isolation_and_fetch_wait_are_read_when_the_consumer_starts() -> None:
     assert "fetch_max_wait_ms=self._fetch_max_wait_ms" in source
 
 
-def test_commit_offsets_flushes_and_drops_what_is_not_ours() -> None:
-    source = inspect.getsource(Consumer._commit_offsets)
-    assert "self.app.producer.flush()" in source
-    assert "assignment = self.assignment()" in source
+def test_a_commit_goes_to_the_group_without_a_flush() -> None:
+    assert "flush" not in inspect.getsource(ThreadDelegateConsumer._commit)
+    source = inspect.getsource(driver.AIOKafkaConsumerThread._commit)
+    assert "consumer.commit(" in source
+    assert "flush" not in source
 
 
 def test_faust_makes_folders_only_where_we_override_it() -> None:
