@@ -1,12 +1,21 @@
 #!/usr/bin/env bash
-# One Apache Kafka broker (KRaft, broker and controller in one process) on 127.0.0.1, for tests.
+# Apache Kafka (KRaft, broker and controller in one process) on 127.0.0.1, for tests: one broker, or members
+# of a cluster.
 #
 #   kafka.sh jars                 collect the broker's jars (once; needs Maven); prints their folder
 #   kafka.sh start FOLDER [PORT]  format FOLDER when it is new, start, wait until ready; prints host:port
 #   kafka.sh stop FOLDER          stop that broker (SIGTERM, then SIGKILL after 20 s)
+#   kafka.sh kill FOLDER          SIGKILL that broker
+#   kafka.sh cluster FOLDER N     format N members of one cluster in FOLDER/1 to FOLDER/N; starts none. Each is
+#                                 then started, stopped and killed like a single broker, the first time together:
+#                                 ready means that most of them are there
 #
 # The jars are cached in ${KAFKA_JARS:-${XDG_CACHE_HOME:-~/.cache}/klaxon/kafka-VERSION}. FOLDER holds
 # the data, server.properties, broker.log and broker.pid. Started again, a folder keeps its port and its data.
+#
+# A member listens for clients on one port and tells them another one (CLIENT in its server.properties): what
+# passes the one to the other can cut or stall it. With KAFKA_CLOCK=FILE it runs under libfaketime (Debian:
+# libfaketime), its wall clock shifted by what FILE holds ("-30"), which may change while it runs.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -14,6 +23,7 @@ version=$(sed -n 's:.*<kafka.version>\(.*\)</kafka.version>.*:\1:p' "$here/pom.x
 jars=${KAFKA_JARS:-${XDG_CACHE_HOME:-$HOME/.cache}/klaxon/kafka-$version}
 ready_timeout_s=120
 stop_timeout_s=20
+faketime=${FAKETIME_LIBRARY:-$(echo /usr/lib/*/faketime/libfaketimeMT.so.1)}
 
 fail() {
   echo "kafka.sh: $*" >&2
@@ -38,13 +48,26 @@ collect_jars() {
   [[ -f "$jars/complete" ]] || fail "$jars exists but is not complete; delete it and try again"
 }
 
-free_port() {
-  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+# Below the range from which the system takes the ports of outgoing connections: while a broker is down,
+# nobody else gets its port.
+free_ports() {
+  python3 -c '
+import random, socket, sys
+found = []
+while len(found) < int(sys.argv[1]):
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", random.randrange(12000, 32000)))
+        except OSError:
+            continue
+        if probe.getsockname()[1] not in found:
+            found.append(probe.getsockname()[1])
+print(*found)' "$1"
 }
 
 write_properties() {
   local folder=$1 port=$2 controller_port
-  controller_port=$(free_port)
+  controller_port=$(free_ports 1)
   cat >"$folder/server.properties" <<PROPERTIES
 process.roles=broker,controller
 node.id=1
@@ -65,13 +88,66 @@ group.min.session.timeout.ms=1000
 PROPERTIES
 }
 
+# Four ports a member: clients in, clients told, the other members, controllers. Sessions of brokers are
+# short (Kafka: 9 s), and a leader that comes back leads again within seconds: tests wait for both.
+write_member() {
+  local folder=$1 id=$2 voters=$3 ports=("${@:4}")
+  mkdir -p "$folder"
+  cat >"$folder/server.properties" <<PROPERTIES
+process.roles=broker,controller
+node.id=$id
+controller.quorum.voters=$voters
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=MEMBERS
+listener.security.protocol.map=CLIENT:PLAINTEXT,MEMBERS:PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=MEMBERS://127.0.0.1:${ports[2]},CONTROLLER://127.0.0.1:${ports[3]},CLIENT://127.0.0.1:${ports[0]}
+advertised.listeners=MEMBERS://127.0.0.1:${ports[2]},CLIENT://127.0.0.1:${ports[1]}
+log.dirs=$folder/data
+auto.create.topics.enable=false
+default.replication.factor=3
+min.insync.replicas=2
+offsets.topic.replication.factor=3
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=3
+transaction.state.log.min.isr=2
+transaction.state.log.num.partitions=4
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
+leader.imbalance.check.interval.seconds=3
+leader.imbalance.per.broker.percentage=0
+num.network.threads=2
+num.io.threads=4
+log.cleaner.dedupe.buffer.size=4194304
+PROPERTIES
+  echo "-Xmx256m -XX:+UseSerialGC -XX:TieredStopAtLevel=1" >"$folder/jvm.options"
+}
+
+cluster() {
+  local folder members=$2 ports voters="" cluster_id
+  need java "17 or newer"
+  collect_jars
+  mkdir -p "$1"
+  folder=$(cd "$1" && pwd)
+  read -ra ports < <(free_ports $((4 * members)))
+  for ((id = 1; id <= members; id++)); do
+    voters+="${voters:+,}$id@127.0.0.1:${ports[4 * id - 1]}"
+  done
+  cluster_id=$(run_java kafka.tools.StorageTool random-uuid)
+  for ((id = 1; id <= members; id++)); do
+    write_member "$folder/$id" "$id" "$voters" "${ports[@]:4 * id - 4:4}"
+    format "$folder/$id" "$cluster_id" &
+  done
+  wait
+}
+
 run_java() {
   java "-Dlog4j2.configurationFile=$here/log4j2.properties" -cp "$jars/*" "$@"
 }
 
 format() {
-  local folder=$1 cluster_id
-  cluster_id=$(run_java kafka.tools.StorageTool random-uuid)
+  local folder=$1 cluster_id=$2
   run_java kafka.tools.StorageTool format -t "$cluster_id" -c "$folder/server.properties" >"$folder/format.log" 2>&1 ||
     fail "cannot format $folder/data; see $folder/format.log"
 }
@@ -81,20 +157,26 @@ is_running() {
 }
 
 start() {
-  local folder port
+  local folder port options=(-Xmx512m) clock=()
   need java "17 or newer"
   collect_jars
   mkdir -p "$1"
   folder=$(cd "$1" && pwd)
   is_running "$folder" && fail "a broker already runs in $folder (process $(<"$folder/broker.pid"))"
   if [[ ! -f "$folder/server.properties" ]]; then
-    write_properties "$folder" "${2:-$(free_port)}"
-    format "$folder"
+    write_properties "$folder" "${2:-$(free_ports 1)}"
+    format "$folder" "$(run_java kafka.tools.StorageTool random-uuid)"
   fi
   port=$(sed -n 's/^advertised.listeners=.*:\([0-9]*\)$/\1/p' "$folder/server.properties")
   : >"$folder/broker.log"
-  nohup java -Xmx512m "-Dlog4j2.configurationFile=$here/log4j2.properties" -cp "$jars/*" \
-    kafka.Kafka "$folder/server.properties" >>"$folder/broker.log" 2>&1 </dev/null &
+  [[ -f "$folder/jvm.options" ]] && read -ra options <"$folder/jvm.options"
+  if [[ -n "${KAFKA_CLOCK:-}" ]]; then
+    [[ -f "$faketime" ]] || fail "no libfaketime at $faketime (Debian: apt-get install libfaketime)"
+    clock=("LD_PRELOAD=$faketime" "FAKETIME_TIMESTAMP_FILE=$KAFKA_CLOCK" FAKETIME_CACHE_DURATION=1
+      DONT_FAKE_MONOTONIC=1 FAKETIME_DONT_RESET=1)
+  fi
+  nohup env "${clock[@]}" java "${options[@]}" "-Dlog4j2.configurationFile=$here/log4j2.properties" \
+    -cp "$jars/*" kafka.Kafka "$folder/server.properties" >>"$folder/broker.log" 2>&1 </dev/null &
   echo $! >"$folder/broker.pid"
   for ((tenths = 0; tenths < ready_timeout_s * 10; tenths++)); do
     if grep -q "Kafka Server started" "$folder/broker.log"; then
@@ -121,9 +203,17 @@ stop() {
   rm -f "$folder/broker.pid"
 }
 
+kill_at_once() {
+  is_running "$1" || return 0
+  kill -KILL "$(<"$1/broker.pid")"
+  rm -f "$1/broker.pid"
+}
+
 case "${1:-}" in
   jars) collect_jars && echo "$jars" ;;
   start) start "${2:?usage: kafka.sh start FOLDER [PORT]}" "${3:-}" ;;
   stop) stop "${2:?usage: kafka.sh stop FOLDER}" ;;
-  *) sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 2 ;;
+  kill) kill_at_once "${2:?usage: kafka.sh kill FOLDER}" ;;
+  cluster) cluster "${2:?usage: kafka.sh cluster FOLDER N}" "${3:?usage: kafka.sh cluster FOLDER N}" ;;
+  *) sed -n '2,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 2 ;;
 esac

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +56,7 @@ def apache_kafka(folder: Path) -> Iterator[Broker]:
     for program in ("java", "mvn"):
         if shutil.which(program) is None:
             required_or_skip(f"{program} is not installed: Apache Kafka's jars need Java 17 and Maven 3.8")
-    bootstrap = _kafka_sh("start", folder)
+    bootstrap = kafka_sh("start", folder)
     try:
         yield broker_of(
             KafkaConfig(
@@ -68,7 +68,7 @@ def apache_kafka(folder: Path) -> Iterator[Broker]:
             )
         )
     finally:
-        _kafka_sh("stop", folder)
+        kafka_sh("stop", folder)
 
 
 @contextmanager
@@ -88,17 +88,20 @@ def tansu(log: Path) -> Iterator[Broker]:
         yield Broker(load_config(None, settings).kafka, settings)
 
 
-def _kafka_sh(action: str, folder: Path) -> str:
+def kafka_sh(
+    action: str, folder: Path, variables: Mapping[str, str] | None = None, *, arguments: Sequence[str] = ()
+) -> str:
+    """Run `infra/kafka/kafka.sh`; returns its answer. Raises RuntimeError with what it said; blocks."""
     # To files, not pipes: the broker it starts would keep a pipe open. What it prints is its answer; Maven
     # and the shell speak on standard error, whatever they are told.
     out, err = (folder.parent / f"{folder.name}-{action}.{kind}" for kind in ("out", "err"))
     with out.open("wb") as answer, err.open("wb") as said:
         done = subprocess.run(
-            ["bash", str(KAFKA_SH), action, str(folder)],
+            ["bash", str(KAFKA_SH), action, str(folder), *arguments],
             stdout=answer,
             stderr=said,
             timeout=START_TIMEOUT_S,
-            env=dict(os.environ),
+            env={**os.environ, **(variables or {})},
             check=False,
         )
     if done.returncode != 0:

@@ -1,0 +1,1 @@
+"""Workers, brokers and ClickHouse broken on purpose."""
