@@ -14,6 +14,8 @@ from pipeline.core.measuring import reported_drops
 from pipeline.core.scoring import Count, Excess, Pair, PairRow, batches, settle
 from pipeline.core.source import (
     EVENT_AHEAD_US,
+    HALF_BYTES,
+    RECORD_BYTES,
     WAITING_BYTES,
     ContentSettings,
     Flush,
@@ -33,6 +35,13 @@ PAIRS_AT_ONCE: Final = 64
 JOIN_MEMORY: Final = 3
 """What a group decides depends on at most this many join timeouts of the log."""
 _VERSIONS: Final = ("model_version", "prompt_version", "data_version", "system_version")
+
+
+def held_bytes(meta: RecordMeta, decoded: Decoded[LogitColumns] | None) -> int:
+    """What a record counts towards WAITING_BYTES: its value, and what it takes besides while it waits."""
+    if decoded is None:
+        return meta.size_bytes
+    return meta.size_bytes + RECORD_BYTES + HALF_BYTES * decoded.columns.n
 
 
 class PairSource:
@@ -71,7 +80,7 @@ class PairSource:
     def read(self, meta: RecordMeta, decoded: Decoded[LogitColumns] | None) -> None:
         """Take in one record (None: a tick). Ignored if it was read before; raises HoleError (see there)."""
         before = self._log.closed_through
-        if not self._log.advance(meta.offset, meta.append_us, meta.size_bytes):
+        if not self._log.advance(meta.offset, meta.append_us, held_bytes(meta, decoded)):
             return
         self._last_offset = meta.offset
         now = (self._log.log_us, self._log.bytes_read)

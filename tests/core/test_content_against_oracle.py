@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 SHORT = ContentSettings(lateness_us=1_000_000, join_timeout_us=3_000_000)
 TIGHT = ContentSettings(lateness_us=1_000_000, join_timeout_us=3_000_000, cells_per_bucket=20)
-SMALL_MEMORY = 6_000
+SMALL_MEMORY = 150_000
 """Bytes a group waits: about a dozen records of these logs."""
 
 Make = Callable[[], Source]

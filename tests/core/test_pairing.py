@@ -198,15 +198,27 @@ def test_a_half_with_a_pair_id_never_joins_one_without() -> None:
 
 
 def test_bytes_of_further_records_end_the_wait() -> None:
-    log = Log(waiting_bytes=1000)
+    log = Log(waiting_bytes=10_000)
     log.append(T + S, half("baseline", ts_us=T + S))
-    log.append(T + S, size_bytes=1000)
+    log.append(T + S, size_bytes=10_000)
     log.append(T + S, size_bytes=1)
     log.append(T + S, half("canary", ts_us=T + S))
     assert log.counters() == {
         (1, MISSING_CANARY): {"unmatched.no_canary": 1},
         (1, ("chat", 1, "canary", "m2", 0)): {"unmatched.late": 1},
     }
+
+
+@pytest.mark.parametrize(("room", "differs", "counter"), [(0, 1, "pairs"), (-1, 0, "unmatched.late")])
+def test_a_record_counts_with_what_it_takes_in_memory(room: int, differs: int, counter: str) -> None:
+    two_records = 2 * (100 + 8_192) + 3 * 1_536
+    log = Log(waiting_bytes=two_records + room)
+    log.append(T + S, half("baseline", ts_us=T + S))
+    others = [half("canary", ts_us=T + S, pair_id=f"p{number}", rollout="other") for number in range(2)]
+    log.append(T + S, *others)
+    log.append(T + S, half("canary", ts_us=T + S))
+    counted = log.counters()
+    assert counted[1, ("chat", 1, "canary", "m2", differs)] == {counter: 1}, counted
 
 
 def test_another_definition_is_not_compared() -> None:

@@ -47,6 +47,8 @@ def _halves(records: Sequence[Record]) -> tuple[list[Half], list[tuple[int, int]
     bytes_through = 0
     for index, (log_us, each) in enumerate(with_log_time(records)):
         bytes_through += each["size_bytes"]
+        if each["events"] is not None:
+            bytes_through += 8_192 + 1_536 * len(each["events"])
         places.append((log_us, bytes_through))
         for position, event in enumerate(each["events"] or ()):
             end_us = min(event["ts_us"] + event["duration_us"], each["append_us"] + AHEAD_US)
