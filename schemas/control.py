@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from schemas.events import Arm, Generation, Name, Text, TimeUs, Version
+from schemas.events import Arm, DurationUs, Generation, Name, Text, TimeUs, Version
 
 DEFAULT_STEPS: Final = (1, 5, 10, 25, 50, 100)
 
@@ -19,6 +19,11 @@ CommandName = Literal[
 RolloutState = Literal["observing", "paused", "narrowed", "promoted", "tripped"]
 Verdict = Literal["pass", "trip", "not_enough_data", "error"]
 Percent = Annotated[float, Meta(ge=0, le=100)]
+MAX_EPOCH: Final = 2**53 - 1
+"""Epochs are exact in every JSON reader; a gate that comes here goes on in the next generation."""
+Epoch = Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
+MAX_GENERATION: Final = 2**31 - 1
+"""The greatest that `Generation` holds."""
 
 
 class ArmSpec(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -106,14 +111,14 @@ class Directive(Struct, frozen=True, kw_only=True, omit_defaults=True):
     v: int = 1
     rollout: Name
     generation: Generation
-    epoch: int
+    epoch: Epoch
     ts_us: TimeUs
     lease_until_us: TimeUs
-    dead_man_us: int
+    dead_man_us: DurationUs
     state: RolloutState
-    weights: dict[str, float]
+    weights: dict[str, Percent]
     """version → percent, sum 100."""
-    last_promoted: dict[str, float]
+    last_promoted: dict[str, Percent]
     ejected_nodes: tuple[str, ...] = ()
     excluded_segments: tuple[Segment, ...] = ()
     level: Literal[0, 1, 2] = 0
@@ -151,8 +156,9 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     v: int = 1
     kind: Literal[
-        "command", "refused", "trip", "step", "pause", "promote", "gap", "eject", "hold", "close", "advise"
-    ]
+        "command", "refused", "trip", "step", "pause", "promote", "gap", "eject", "hold", "close", "advise",
+        "reassert",
+    ]  # fmt: skip
     directive: Directive | None
     inputs: Inputs
     evaluations: tuple[Evaluation, ...] = ()
@@ -180,6 +186,22 @@ class Applied(Struct, frozen=True, kw_only=True):
     generation: Generation
     epoch: int
     applied_us: TimeUs
+
+
+class Aborted(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A roll-out in a directive file: nothing but its fallback version gets traffic there."""
+
+    by: Name
+    ts_us: TimeUs
+    fallback: Name | None = None
+    """For a router that has no directive; one that has goes by the directive's own."""
+
+
+class DirectiveFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `klaxon rollout abort --router FILE` writes for `klaxon router --file FILE`, without Kafka."""
+
+    v: Version
+    aborted: dict[Name, Aborted]
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True, omit_defaults=True):

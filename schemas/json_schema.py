@@ -12,7 +12,16 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from schemas.control import Applied, Command, DeadLetter, Decision, Directive, Rollout, RolloutSpec
+from schemas.control import (
+    Applied,
+    Command,
+    DeadLetter,
+    Decision,
+    Directive,
+    DirectiveFile,
+    Rollout,
+    RolloutSpec,
+)
 from schemas.events import FeedbackEvent, LogitEvent, NodeEvent, RequestEvent
 
 FOLDER: Final = Path(__file__).parent / "jsonschema"
@@ -28,6 +37,7 @@ SCHEMAS: Final[dict[str, type[Struct]]] = {
     "decision": Decision,
     "rollout": Rollout,
     "applied": Applied,
+    "directive-file": DirectiveFile,
     "dead-letter": DeadLetter,
 }
 """File name (without .json) → the type it describes."""

@@ -52,7 +52,8 @@ class RolloutEvidence:
 
     spec: RolloutSpec
     policy: Policy
-    generation: int
+    generations: range
+    """The numbers that its events carry."""
     start_second: int
     evidence_from: int
     rules: list[JudgedRule] = field(default_factory=list)
@@ -71,7 +72,7 @@ class RolloutEvidence:
     @classmethod
     def of(cls, memory: RolloutMemory, spec: RolloutSpec, policy: Policy) -> RolloutEvidence:
         """Empty windows for what this memory says is running."""
-        return cls(spec, policy, memory.generation, memory.start_second, memory.evidence_from)
+        return cls(spec, policy, memory.generations, memory.start_second, memory.evidence_from)
 
     @property
     def folded(self) -> int | None:
@@ -128,6 +129,18 @@ class RolloutEvidence:
         for judged in self.rules:
             if _is_of(judged.rule, family, population) and cell.dimension in judged.wanted:
                 judged.patch(second, cell, sign)
+
+    def renumber(self, generations: range, opened: Iterable[tuple[Family, Placed]]) -> None:
+        """Events with these generation numbers are its own from now on. `opened`: the cells of open seconds.
+
+        Folded seconds stay as they are: they were folded before any event could carry a later number.
+        """
+        cells = list(opened)
+        for family, placed in cells:
+            self.patch(family, placed, -1)
+        self.generations = generations
+        for family, placed in cells:
+            self.patch(family, placed, 1)
 
     def judge(self, unknown: Unknown) -> tuple[RuleVerdict, ...]:
         """Every rule at the newest folded second."""
@@ -209,7 +222,7 @@ class RolloutEvidence:
         if population.generation is None:
             if second < self.start_second:
                 return "foreign"
-        elif population.generation != self.generation:
+        elif population.generation not in self.generations:
             return "foreign"
         arm = self.spec.arms.get(population.arm)
         if arm is None:

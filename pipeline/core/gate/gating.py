@@ -7,44 +7,29 @@ finals again from `read_from()`, all of them before the first judgement, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
 from pipeline.core.gate.evidence import RolloutEvidence
 from pipeline.core.gate.intake import Contents, Intake
-from pipeline.core.gate.machine import Evidence, Kind, Outcome, judge, not_ready
-from pipeline.core.gate.orders import Moment, Obeyed, Parser, Refused, Standing, gap, obey
-from pipeline.core.gate.policy import Family, Policy
+from pipeline.core.gate.machine import Evidence, Kind, Outcome, judge
+from pipeline.core.gate.orders import Moment, Obeyed, Parser, Refused, gap, obey
+from pipeline.core.gate.outbid import above, take_over
+from pipeline.core.gate.policy import Family
+from pipeline.core.gate.run import Run, every_evaluation
 from pipeline.core.gate.settings import Effect, GateSettings, ReadFrom
 from pipeline.core.gate.sources import Change, Placed
-from pipeline.core.gate.state import COMMAND_IDS_KEPT, PartitionMemory, RolloutMemory, StateRecord
-from pipeline.core.gate.versions import fallback_key
+from pipeline.core.gate.state import COMMAND_IDS_KEPT, PartitionMemory, StateRecord
 from schemas.buckets import FinalBuckets, FreshCells
-from schemas.control import Command, Decision, Directive, Evaluation, Inputs, Rollout, RolloutSpec
+from schemas.control import Command, Decision, Directive, Evaluation, Inputs, Rollout
 from schemas.topics import Topic
 
 __all__ = ["Effect", "GateCore", "GateSettings", "ReadFrom"]
 
 SLACK_S: Final = 30
 """How much further back than the longest window finals are read after a restore."""
-
-
-@dataclass(slots=True)
-class _Run:
-    """One roll-out in this partition."""
-
-    memory: RolloutMemory
-    spec: RolloutSpec
-    policy: Policy
-    evidence: RolloutEvidence
-    last: Evidence | None = None
-    """The newest judged complete second."""
-    renewed_us: int = 0
-    restored_through: int | None = None
-    """Folded before the restart: seconds up to it fill the windows and are not judged again."""
 
 
 class GateCore:
@@ -54,9 +39,9 @@ class GateCore:
         self.partition = partition
         self.settings = settings
         self._intake = Intake(partition, sources, settings.settings_hash)
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, Run] = {}
         self._commands = PartitionMemory(partition=partition, command_offset=-1)
-        self._counts: dict[str, int] = {}
+        self._counts = {"foreign_directives": 0}
 
     # --- after a restart -------------------------------------------------------------------------------
 
@@ -77,11 +62,20 @@ class GateCore:
             if rollout is None:
                 self._count("orphan_states")
                 continue
-            memory = self._reconcile(state, published.get(state.rollout))
+            newest = published.get(state.rollout)
+            memory, contested = take_over(state, newest)
+            if contested and newest is not None:
+                self._count("foreign_directives")
             policy = self.settings.parse_policy(rollout.policy)
             evidence = RolloutEvidence.of(memory, rollout.spec, policy)
-            self._runs[state.rollout] = _Run(
-                memory, rollout.spec, policy, evidence, restored_through=memory.folded
+            self._runs[state.rollout] = Run(
+                memory,
+                rollout.spec,
+                policy,
+                evidence,
+                said_generation=state.generation,
+                contested=contested,
+                restored_through=memory.folded,
             )
 
     def read_from(self) -> ReadFrom:
@@ -93,29 +87,6 @@ class GateCore:
         finals_s = min(run.memory.folded - run.policy.reach_s for run in live) - SLACK_S
         fresh_s = min(run.memory.folded for run in live)
         return ReadFrom(max(finals_s, 0) * 1_000_000, max(fresh_s, 0) * 1_000_000, command_offset)
-
-    def _reconcile(self, memory: RolloutMemory, directive: Directive | None) -> RolloutMemory:
-        """A record on the control topic that is not ours must not outlive us: our epoch passes it.
-
-        Without transactions the directive may have been written and the state not: a trip wins.
-        """
-        if directive is None or directive.generation != memory.generation:
-            return memory
-        if directive.epoch <= memory.epoch:
-            return memory
-        self._count("foreign_directives")
-        if directive.state == "tripped" and not memory.final:
-            return replace(
-                memory,
-                epoch=directive.epoch,
-                decided_epoch=directive.epoch,
-                state="tripped",
-                weights=directive.weights,
-                last_promoted=directive.last_promoted,
-                level=directive.level,
-                cause=directive.cause,
-            )
-        return replace(memory, epoch=directive.epoch)
 
     # --- evidence in -----------------------------------------------------------------------------------
 
@@ -136,7 +107,7 @@ class GateCore:
                 if run is not None and not run.memory.final:
                     run.evidence.patch(family, placed, sign)
 
-    def _run_of(self, placed: Placed) -> _Run | None:
+    def _run_of(self, placed: Placed) -> Run | None:
         population = placed[1]
         return None if population is None else self._runs.get(population.rollout)
 
@@ -159,7 +130,7 @@ class GateCore:
         ids = (*before.command_ids, command.command_id)[-COMMAND_IDS_KEPT:]
         self._commands = replace(before, command_offset=offset, command_ids=ids)
         run = self._runs.get(command.rollout)
-        standing = None if run is None else self._standing(run, now_us)
+        standing = None if run is None else run.standing(self.settings, now_us)
         moment = Moment(now_us, self._intake.done, self._evidence_from(now_us))
         parser = Parser(self.settings.parse_policy, self.settings.default_policy)
         try:
@@ -205,6 +176,29 @@ class GateCore:
             effects.append(self._decide(run, outcome.kind, outcome.reason, evaluations, inputs))
         return effects
 
+    def on_foreign(self, name: str, directives: Sequence[Directive | None], now_us: int) -> list[Effect]:
+        """Records of the control topic under this roll-out's key that no gate wrote; None: no directive (a
+        tombstone, or what nobody can read). The gate's own is written above them, sight or not.
+
+        A tombstone of a retired roll-out only strikes it off the topic.
+        """
+        self._count("foreign_directives", len(directives))
+        run = self._runs.get(name)
+        found = [directive for directive in directives if directive is not None]
+        if run is None or (run.memory.retired and not found):
+            return []
+        memory = run.memory
+        for directive in found:
+            memory = above(memory, directive)
+        if memory.generation != run.memory.generation and not memory.final:
+            run.evidence.renumber(memory.generations, self._intake.open_cells())
+        run.memory = memory
+        return [self._reassert(run, now_us)]
+
+    def reassert(self, now_us: int) -> list[Effect]:
+        """After `restore`, at once: what the control topic says otherwise is said again."""
+        return [self._reassert(run, now_us) for _, run in sorted(self._runs.items()) if run.contested]
+
     def renew(self, now_us: int) -> list[Effect]:
         """Every `renew_us` and roll-out its state, and its directive with a new lease while the gate sees."""
         effects: list[Effect] = []
@@ -214,10 +208,9 @@ class GateCore:
                 continue
             run.renewed_us = now_us
             directive = None
-            run.memory = replace(run.memory, blind="" if run.memory.final else self.blind(name, now_us))
+            run.memory = replace(run.memory, blind=self._why_blind(run, now_us))
             if not run.memory.blind:
-                run.memory = replace(run.memory, epoch=run.memory.epoch + 1)
-                directive = self._directive(run, now_us, now_us + self.settings.lease_us)
+                directive = run.next_directive(self.settings, now_us, sees=True)
             effects.append(Effect(name, directive, None, (run.memory, self._commands)))
         return effects
 
@@ -234,7 +227,7 @@ class GateCore:
 
     def not_ready(self, name: str, now_us: int) -> str:
         """Why this roll-out's weight may not rise now; "" if it may. Raises KeyError as `blind` does."""
-        return self._standing(self._runs[name], now_us).not_ready
+        return self._runs[name].standing(self.settings, now_us).not_ready
 
     def names(self) -> tuple[str, ...]:
         """The roll-outs of this partition, in order."""
@@ -253,7 +246,7 @@ class GateCore:
 
     # --- one second ------------------------------------------------------------------------------------
 
-    def _fold(self, run: _Run, second: int, contents: Contents, now_us: int) -> list[Effect]:
+    def _fold(self, run: Run, second: int, contents: Contents, now_us: int) -> list[Effect]:
         """One second of one roll-out: at most a gap and one decision."""
         memory = run.memory
         if memory.final or second < memory.evidence_from:
@@ -276,26 +269,26 @@ class GateCore:
             effects.append(self._conclude(run, run.last, outcome, now_us))
         return effects
 
-    def _evidence_of(self, run: _Run, second: int, now_us: int) -> Evidence:
+    def _evidence_of(self, run: Run, second: int, now_us: int) -> Evidence:
         """Everything the rules say of the newest folded second."""
         return Evidence(
             second,
             run.evidence.judge(self._intake.unknown),
             run.evidence.judge_coverage(self._intake.unknown),
             fresh=False,
-            current=self._current(second, now_us),
+            current=self.settings.current(second, now_us),
             complete_at=second + 1 + self.settings.lateness_s,
         )
 
-    def _conclude(self, run: _Run, evidence: Evidence, outcome: Outcome, now_us: int) -> Effect:
+    def _conclude(self, run: Run, evidence: Evidence, outcome: Outcome, now_us: int) -> Effect:
         assert outcome.kind is not None
         if outcome.kind in ("trip", "pause") and outcome.tripping:
             cause = run.evidence.cause(outcome.tripping, evidence.second, (), fresh=False)
             run.memory = replace(run.memory, cause=cause)
         inputs = self._intake.inputs_at(evidence.second, self._commands.command_offset, now_us)
-        return self._decide(run, outcome.kind, outcome.reason, _evaluations(evidence), inputs)
+        return self._decide(run, outcome.kind, outcome.reason, every_evaluation(evidence), inputs)
 
-    def _tell_gap(self, run: _Run, second: int, now_us: int) -> list[Effect]:
+    def _tell_gap(self, run: Run, second: int, now_us: int) -> list[Effect]:
         """Record seconds that nobody keeps any more, once, when folding comes to their start."""
         effects: list[Effect] = []
         for first, last, source in self._intake.gaps(run.memory.evidence_from, run.restored_through):
@@ -322,25 +315,11 @@ class GateCore:
 
     # --- commands --------------------------------------------------------------------------------------
 
-    def _standing(self, run: _Run, now_us: int) -> Standing:
-        last = run.last
-        if last is not None:
-            last = Evidence(
-                last.second,
-                last.verdicts,
-                last.coverage,
-                fresh=False,
-                current=self._current(last.second, now_us),
-                complete_at=last.complete_at,
-            )
-        reason = not_ready(run.memory, last, run.policy, self.settings.join_timeout_s)
-        return Standing(run.memory, run.spec, run.policy, reason)
-
-    def _refuse(self, command: Command, run: _Run | None, reason: str, now_us: int) -> Effect:
+    def _refuse(self, command: Command, run: Run | None, reason: str, now_us: int) -> Effect:
         """Recorded with the directive that stands; nothing is published on the control topic."""
         decision = Decision(
             kind="refused",
-            directive=None if run is None else self._directive(run, now_us, now_us),
+            directive=None if run is None else run.directive(self.settings, now_us, now_us),
             inputs=self._inputs_now(now_us),
             command_id=command.command_id,
             reason=f"{command.command.replace('_', '-')}: {reason}",
@@ -348,14 +327,14 @@ class GateCore:
         states: tuple[StateRecord, ...] = (self._commands,) if run is None else (run.memory, self._commands)
         return Effect(command.rollout, None, decision, states)
 
-    def _enact(self, command: Command, run: _Run | None, obeyed: Obeyed, now_us: int) -> Effect:
+    def _enact(self, command: Command, run: Run | None, obeyed: Obeyed, now_us: int) -> Effect:
         evaluations: tuple[Evaluation, ...] = ()
         if command.command in ("step", "promote") and run is not None and run.last is not None:
-            evaluations = _evaluations(run.last)
+            evaluations = every_evaluation(run.last)
         rollout = None
         if run is None or obeyed.fresh_evidence:
             evidence = RolloutEvidence.of(obeyed.memory, obeyed.spec, obeyed.policy)
-            run = _Run(obeyed.memory, obeyed.spec, obeyed.policy, evidence)
+            run = Run(obeyed.memory, obeyed.spec, obeyed.policy, evidence, obeyed.memory.generation)
             self._runs[command.rollout] = run
             for family, placed in self._intake.open_cells():
                 evidence.patch(family, placed, 1)
@@ -375,7 +354,7 @@ class GateCore:
 
     def _decide(
         self,
-        run: _Run,
+        run: Run,
         kind: Kind,
         reason: str,
         evaluations: tuple[Evaluation, ...],
@@ -385,11 +364,8 @@ class GateCore:
     ) -> Effect:
         """One transaction: the next epoch's directive, the decision, the memory after it."""
         now_us = inputs.now_us
-        epoch = run.memory.epoch + 1
-        run.memory = replace(run.memory, epoch=epoch, decided_epoch=epoch)
-        run.renewed_us = now_us
-        lease_us = self.settings.lease_us if self._sees(run, now_us) else 0
-        directive = self._directive(run, now_us, now_us + lease_us)
+        directive = run.next_directive(self.settings, now_us, sees=not self._why_blind(run, now_us))
+        run.memory = replace(run.memory, decided_epoch=directive.epoch)
         decision = Decision(
             kind=kind,
             directive=directive,
@@ -402,39 +378,32 @@ class GateCore:
             run.evidence = RolloutEvidence.of(run.memory, run.spec, run.policy)
         return Effect(run.memory.rollout, directive, decision, (run.memory, self._commands), rollout)
 
-    def _directive(self, run: _Run, now_us: int, lease_until_us: int) -> Directive:
-        memory = run.memory
-        return Directive(
-            rollout=memory.rollout,
-            generation=memory.generation,
-            epoch=memory.epoch,
-            ts_us=now_us,
-            lease_until_us=lease_until_us,
-            dead_man_us=self.settings.dead_man_us,
-            state=memory.state,
-            weights=memory.weights,
-            last_promoted=memory.last_promoted,
-            level=memory.level,
-            fallback=fallback_key(run.spec),
-            cause=memory.cause,
-            policy_hash=run.policy.hash,
-        )
+    def _reassert(self, run: Run, now_us: int) -> Effect:
+        """The directive once more, with numbers that pass every foreign one.
 
-    def _sees(self, run: _Run, now_us: int) -> bool:
+        Where they are of another generation, the history says so: it holds what begins each number.
+        """
+        before = run.said_generation
+        run.memory = replace(run.memory, blind=self._why_blind(run, now_us))
+        directive = run.next_directive(self.settings, now_us, sees=not run.memory.blind)
+        decision = None
+        if directive.generation != before:
+            run.memory = replace(run.memory, decided_epoch=directive.epoch)
+            decision = Decision(
+                kind="reassert",
+                directive=directive,
+                inputs=self._inputs_now(now_us),
+                reason=f"a foreign directive used up numbers: the run of generation {before} goes on as"
+                f" generation {directive.generation}",
+            )
+        return Effect(run.memory.rollout, directive, decision, (run.memory, self._commands))
+
+    def _why_blind(self, run: Run, now_us: int) -> str:
         """A final state needs no sight: it only says again what routers may return to anyway."""
-        return run.memory.final or not self.blind(run.memory.rollout, now_us)
-
-    def _current(self, second: int, now_us: int) -> bool:
-        return now_us - (second + 1) * 1_000_000 <= self.settings.blind_after_us
+        return "" if run.memory.final else self.blind(run.memory.rollout, now_us)
 
     def _inputs_now(self, now_us: int) -> Inputs:
         return self._intake.inputs_now(self._commands.command_offset, now_us)
 
-    def _count(self, name: str) -> None:
-        self._counts[name] = self._counts.get(name, 0) + 1
-
-
-def _evaluations(evidence: Evidence) -> tuple[Evaluation, ...]:
-    assert evidence.coverage is not None
-    rules = (one for verdict in evidence.verdicts for one in verdict.evaluations)
-    return (*rules, evidence.coverage.evaluation)
+    def _count(self, name: str, times: int = 1) -> None:
+        self._counts[name] = self._counts.get(name, 0) + times

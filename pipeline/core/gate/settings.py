@@ -38,6 +38,10 @@ class GateSettings:
         """Whole seconds, rounded up."""
         return -(-self.lateness_us // 1_000_000)
 
+    def current(self, second: int, now_us: int) -> bool:
+        """Whether a complete second is recent enough to raise a weight on it."""
+        return now_us - (second + 1) * 1_000_000 <= self.blind_after_us
+
 
 @dataclass(frozen=True, slots=True)
 class Effect:

@@ -26,6 +26,8 @@ class RolloutMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """Empty: the roll-out itself. Rules with a memory of their own have records of their own."""
     generation: int
     epoch: int
+    first_generation: int = 0
+    """Where foreign directives used generation numbers up: the first number of this run; else 0."""
     decided_epoch: int
     """Epoch of the last decision; greater epochs only renewed the lease."""
     state: RolloutState
@@ -58,6 +60,8 @@ class RolloutMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """What the next weight step waits for, as the newest folded second left it."""
     blind: str = ""
     """Why the lease was not renewed; "" where it was."""
+    vouched_us: int = 0
+    """When a lease was given last: the dead man's time counts from there."""
 
     @property
     def key(self) -> str:
@@ -68,6 +72,11 @@ class RolloutMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     def final(self) -> bool:
         """Nothing but an operator's new generation moves it."""
         return self.retired or self.state in ("tripped", "promoted")
+
+    @property
+    def generations(self) -> range:
+        """The numbers that events of this run carry."""
+        return range(self.first_generation or self.generation, self.generation + 1)
 
     @property
     def start_second(self) -> int:

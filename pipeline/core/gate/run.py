@@ -1,0 +1,92 @@
+"""One roll-out in its gating partition: memory, evidence, and the directives that follow. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec.structs import replace
+
+from pipeline.core.gate.evidence import RolloutEvidence
+from pipeline.core.gate.machine import Evidence, not_ready
+from pipeline.core.gate.orders import Standing
+from pipeline.core.gate.outbid import next_epoch
+from pipeline.core.gate.policy import Policy
+from pipeline.core.gate.settings import GateSettings
+from pipeline.core.gate.state import RolloutMemory
+from pipeline.core.gate.versions import fallback_key
+from schemas.control import Directive, Evaluation, RolloutSpec
+
+LONGEST_DEAD_MAN_US: Final = 86_400_000_000
+"""The most that a directive can say."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A roll-out as one gate process holds it."""
+
+    memory: RolloutMemory
+    spec: RolloutSpec
+    policy: Policy
+    evidence: RolloutEvidence
+    said_generation: int
+    """Generation of the newest directive that a gate wrote."""
+    contested: bool = False
+    """The control topic says something else than the memory."""
+    last: Evidence | None = None
+    """The newest judged complete second."""
+    renewed_us: int = 0
+    restored_through: int | None = None
+    """Folded before the restart: seconds up to it fill the windows and are not judged again."""
+
+    def next_directive(self, settings: GateSettings, now_us: int, *, sees: bool) -> Directive:
+        """The next epoch's, which passes whatever contested it; a lease only while the gate sees."""
+        self.memory = next_epoch(self.memory)
+        if sees:
+            self.memory = replace(self.memory, vouched_us=now_us)
+        self.contested = False
+        self.said_generation = self.memory.generation
+        self.renewed_us = now_us
+        return self.directive(settings, now_us, now_us + (settings.lease_us if sees else 0))
+
+    def directive(self, settings: GateSettings, now_us: int, lease_until_us: int) -> Directive:
+        """What the memory says.
+
+        Without a lease the dead man's deadline stays where it was: a blind gate that speaks is no sign that
+        anybody sees.
+        """
+        memory = self.memory
+        dead_man_us = settings.dead_man_us
+        if lease_until_us <= now_us:
+            dead_man_us = min(max(memory.vouched_us + dead_man_us - now_us, 0), LONGEST_DEAD_MAN_US)
+        return Directive(
+            rollout=memory.rollout,
+            generation=memory.generation,
+            epoch=memory.epoch,
+            ts_us=now_us,
+            lease_until_us=lease_until_us,
+            dead_man_us=dead_man_us,
+            state=memory.state,
+            weights=memory.weights,
+            last_promoted=memory.last_promoted,
+            level=memory.level,
+            fallback=fallback_key(self.spec),
+            cause=memory.cause,
+            policy_hash=self.policy.hash,
+        )
+
+    def standing(self, settings: GateSettings, now_us: int) -> Standing:
+        """The roll-out as an operator's command finds it."""
+        last = self.last
+        if last is not None:
+            last = dataclasses.replace(last, current=settings.current(last.second, now_us))
+        reason = not_ready(self.memory, last, self.policy, settings.join_timeout_s)
+        return Standing(self.memory, self.spec, self.policy, reason)
+
+
+def every_evaluation(evidence: Evidence) -> tuple[Evaluation, ...]:
+    """Of the rules in the policy's order, then of coverage. Not of fresh evidence."""
+    assert evidence.coverage is not None
+    rules = (one for verdict in evidence.verdicts for one in verdict.evaluations)
+    return (*rules, evidence.coverage.evaluation)
