@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Final
 
 import click
@@ -14,7 +15,7 @@ from pipeline.cli.gate_link import require_topics, run, tail
 from pipeline.cli.options import config_option, json_option
 from pipeline.cli.standing import Standing, deciding, human, read_standings
 from pipeline.config import Config
-from pipeline.workers.broker import partition_counts
+from pipeline.workers.broker import leaderless, partition_counts
 from pipeline.workers.content import content_settings
 from pipeline.workers.records import Partition, Record
 from schemas.buckets import FinalBuckets
@@ -76,7 +77,7 @@ async def _read(config: Config) -> tuple[list[Standing], list[SourceStanding]]:
         time.time_ns() // 1000,
         config.gate.blind_after_s,
     )
-    return standings, sources
+    return standings, without_leader(sources, await leaderless(config.kafka, SOURCES))
 
 
 def source_standings(
@@ -126,6 +127,16 @@ def _source(
         whole=not problem,
         problem=problem,
     )
+
+
+def without_leader(sources: list[SourceStanding], lost: Collection[Partition]) -> list[SourceStanding]:
+    """The same; for a partition that no broker leads, that is the problem."""
+    problem = "no broker leads it: start the brokers that hold its replicas"
+    names = {str(place) for place in lost}
+    return [
+        msgspec.structs.replace(one, whole=False, problem=problem) if one.source in names else one
+        for one in sources
+    ]
 
 
 def source_lines(sources: list[SourceStanding]) -> list[str]:

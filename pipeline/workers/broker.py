@@ -135,6 +135,23 @@ async def partition_counts(kafka: KafkaConfig, topics: Iterable[Topic]) -> dict[
     }
 
 
+async def leaderless(kafka: KafkaConfig, topics: Iterable[Topic]) -> frozenset[Partition]:
+    """Partitions that no broker leads: nobody reads or writes them. Raises BrokerAwayError."""
+    async with admin_client(kafka) as admin:
+        try:
+            described = await admin.describe_topics()
+        except (KafkaError, OSError) as error:
+            raise away(kafka, error) from None
+    wanted = {topic.value for topic in topics}
+    return frozenset(
+        Partition(topic["topic"], partition["partition"])
+        for topic in described
+        if topic["topic"] in wanted
+        for partition in topic["partitions"]
+        if partition["leader"] < 0
+    )
+
+
 async def wait_for_topics(kafka: KafkaConfig, topics: Iterable[Topic]) -> dict[Topic, int]:
     """Partition count per topic, once the broker answers and all of them exist.
 

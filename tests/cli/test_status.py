@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from pipeline.cli.standing import deciding, human, standings
-from pipeline.cli.status import source_lines, source_standings
+from pipeline.cli.status import source_lines, source_standings, without_leader
 from pipeline.core.gate.state import encode_state
-from pipeline.workers.records import Record
+from pipeline.workers.records import Partition, Record
 from schemas.topics import Topic
 from tests.core.gate.build import HASH, LOGITS, REQUESTS, SOURCES, T0, Bench, final, healthy_pairs, us
 
@@ -87,3 +87,11 @@ def test_sources_that_stand_still_are_named() -> None:
     lines = source_lines(found)
     assert len(lines) == 4
     assert lines[-1] == "1 of 4 sources close their seconds, the slowest 16 s ago"
+
+
+def test_a_partition_without_a_leader_is_named() -> None:
+    sources = source_standings({"klaxon.logits": 2}, [], HASH, us(T0), 45)
+    first, second = without_leader(sources, {Partition("klaxon.logits", 1), Partition("klaxon.pairs", 0)})
+    assert "is `klaxon worker pair` running?" in first.problem
+    assert "no broker leads it" in second.problem
+    assert source_lines([second]) == [f"klaxon.logits/1: {second.problem}"]
