@@ -1,0 +1,7 @@
+"""What ends a measurement."""
+
+from __future__ import annotations
+
+
+class BenchError(Exception):
+    """A measurement did not come to its end, or what was measured is not what should have been."""

@@ -1,0 +1,301 @@
+"""How long a trip takes: from `publish()` of the deciding event to a router that holds weight 0.
+
+Real Kafka, one process of each worker and a router. A healthy roll-out gets 200 pairs/s throughout. Beside it
+roll-outs are started, one after the other, under the shipped policy with `min_samples` lowered to SAMPLES;
+each gets SAMPLES − 1 damaged pairs, which decide nothing, then one more baseline answer, and last the damaged
+answer to it: without that event there is not enough data, with it there is a trip. All of it goes through our
+publisher, whose batching is part of what is measured, and the wall clock of one machine reads both ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, Final
+
+import msgspec
+from aiokafka import AIOKafkaProducer
+from msgspec import Struct
+
+from agents.publish import KafkaRecordProducer, Publisher, PublisherSettings
+from pipeline.policy_file import shipped_policy_text
+from schemas.control import ArmSpec, Cause, Command, RolloutSpec
+from schemas.events import Arm, LogitEvent, RequestEvent
+from schemas.topics import CONTENT_TYPE, JSON, Topic, gating_partition
+from tests.bench.context import Context
+from tests.bench.errors import BenchError
+from tests.bench.rows import Row, row
+from tests.kafka.broker import Broker
+from tests.kafka.processes import KLAXON, Worker
+from tests.kafka.records import now_us
+
+CEILING_MS: Final = 300.0
+PARTITIONS: Final = 4
+BACKGROUND_PER_S: Final = 200
+BACKGROUND: Final = "background"
+SAMPLES: Final = 20
+POSITIONS, TOP = 64, 5
+WORKERS: Final = ("measure", "pair", "gate", "archive")
+NODES: Final = 8
+LANES: Final = 2
+"""Roll-outs on their way to a trip at the same time."""
+DUE_S: Final = 20.0
+ARMS: Final[tuple[Arm, ...]] = ("baseline", "canary")
+VERSIONS: Final[dict[Arm, str]] = {"baseline": "m1", "canary": "m2"}
+DURATION_US: Final = 900_000
+
+
+class _Effective(Struct, frozen=True):
+    weights: dict[str, float]
+
+
+class _Directive(Struct, frozen=True):
+    state: str
+    cause: Cause | None = None
+
+
+class _Line(Struct, frozen=True):
+    """A line of `klaxon router --json`, as far as it is used."""
+
+    rollout: str
+    changed_us: int
+    effective: _Effective
+    directive: _Directive
+
+
+@dataclass
+class _Routed:
+    """What the router has said."""
+
+    started: dict[str, asyncio.Event] = field(default_factory=dict)
+    tripped: dict[str, asyncio.Future[_Line]] = field(default_factory=dict)
+
+    async def follow(self, worker: Worker) -> None:
+        """Read the router's lines as they come."""
+        seen = 0
+        while True:
+            text = worker.log
+            for line in text[seen : text.rfind("\n") + 1].splitlines():
+                if line.startswith("{"):
+                    self._note(msgspec.json.decode(line, type=_Line))
+            seen = text.rfind("\n") + 1
+            await asyncio.sleep(0.05)
+
+    def expect(self, rollout: str) -> asyncio.Future[_Line]:
+        """Its trip, when it comes."""
+        self.started[rollout] = asyncio.Event()
+        self.tripped[rollout] = asyncio.get_running_loop().create_future()
+        return self.tripped[rollout]
+
+    def _note(self, line: _Line) -> None:
+        if line.rollout not in self.started:
+            return
+        self.started[line.rollout].set()
+        weight = line.effective.weights.get(VERSIONS["canary"], 0.0)
+        trip = self.tripped[line.rollout]
+        if line.directive.state == "tripped" and weight == 0.0 and not trip.done():
+            trip.set_result(line)
+
+
+class Answers:
+    """Events of both arms: lists like those of the shared generator's traffic, or damaged ones."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)
+        self._number = 0
+
+    def pair(self, rollout: str, *, damaged: bool) -> list[tuple[RequestEvent, LogitEvent]]:
+        """Baseline and canary of one prompt, completed now."""
+        self._number += 1
+        ids = [self._draw.randrange(9_000) * TOP for _ in range(POSITIONS)]
+        lists = tuple(tuple(range(first, first + TOP)) for first in ids)
+        sharp = (-0.2231, -2.3026, -3.2189, -4.6052, -5.2983)
+        prompt: dict[str, Any] = {
+            "v": 1,
+            "rollout": rollout,
+            "generation": 1,
+            "pair_id": f"{self._draw.getrandbits(128):032x}",
+            "signature": f"{self._draw.getrandbits(128):032x}",
+            "ts_us": now_us() - DURATION_US,
+            "duration_us": DURATION_US,
+            "input_tokens": self._draw.randrange(50, 4_000),
+            "request_type": "chat",
+        }
+        events = []
+        for arm in ARMS:
+            values = tuple(reversed(sharp)) if damaged and arm == "canary" else sharp
+            labels = {
+                **prompt,
+                "arm": arm,
+                "node": f"{arm}-{self._draw.randrange(NODES)}",
+                "model_version": VERSIONS[arm],
+            }
+            request = RequestEvent(
+                **labels, shadow=arm == "canary", status=200, ttft_us=120_000, output_tokens=POSITIONS
+            )
+            logit = LogitEvent(
+                **labels,
+                expected_arms=ARMS,
+                definition="raw",
+                source="generated",
+                precision=4,
+                tokens=tuple(ids),
+                top_ids=lists,
+                top_logprobs=(values,) * POSITIONS,
+            )
+            events.append((request, logit))
+        return events
+
+
+@dataclass
+class _Fleet:
+    """Everything that runs."""
+
+    publisher: Publisher
+    commands: AIOKafkaProducer
+    routed: _Routed
+    workers: Sequence[Worker]
+
+    async def start(self, rollout: str) -> None:
+        """Start a roll-out; returns once the router has its first directive."""
+        arms = {arm: ArmSpec(model_version=version, nodes=(f"{arm}-*",)) for arm, version in VERSIONS.items()}
+        policy = shipped_policy_text().replace("min_samples: 100\n", f"min_samples: {SAMPLES}\n")
+        spec = RolloutSpec(rollout=rollout, arms=arms, fallback=VERSIONS["baseline"], policy=policy)
+        command = Command(
+            v=1,
+            command_id=f"{rollout}/start",
+            rollout=rollout,
+            ts_us=now_us(),
+            command="start",
+            arguments={"spec": msgspec.to_builtins(spec)},
+            by="bench",
+        )
+        await self.commands.send_and_wait(
+            Topic.COMMANDS.value,
+            msgspec.json.encode(command),
+            key=rollout.encode(),
+            partition=gating_partition(rollout),
+            headers=[(CONTENT_TYPE, JSON.encode())],
+        )
+        try:
+            await asyncio.wait_for(self.routed.started[rollout].wait(), DUE_S)
+        except TimeoutError:
+            raise BenchError(f"{rollout}: no directive within {DUE_S:g} s of its start") from None
+
+    async def background(self) -> None:
+        """200 healthy pairs a second, requests and answers, as evenly as the machine allows."""
+        answers = Answers(1)
+        loop = asyncio.get_running_loop()
+        started_s, sent = loop.time(), 0
+        while True:
+            due = int((loop.time() - started_s) * BACKGROUND_PER_S)
+            for _ in range(sent, due):
+                for request, logit in answers.pair(BACKGROUND, damaged=False):
+                    self.publisher.publish(request)
+                    self.publisher.publish(logit)
+            sent = due
+            await asyncio.sleep(0.01)
+
+    async def trip(self, rollout: str, draw: random.Random) -> float:
+        """One roll-out to its trip; returns the latency in ms."""
+        answers = Answers(draw.getrandbits(32))
+        tripped = self.routed.expect(rollout)
+        await self.start(rollout)
+        for _ in range(SAMPLES - 1):
+            for _, logit in answers.pair(rollout, damaged=True):
+                self.publisher.publish(logit)
+            await asyncio.sleep(0.01)
+        # Long enough for all of it to be judged, and at no fixed point of a second, flush or evaluation.
+        await asyncio.sleep(draw.uniform(1.0, 1.5))
+        if tripped.done():
+            raise BenchError(f"{rollout}: tripped by {SAMPLES - 1} pairs, its rule needs {SAMPLES}")
+        baseline, canary = answers.pair(rollout, damaged=True)
+        self.publisher.publish(baseline[1])
+        await asyncio.sleep(draw.uniform(0.2, 0.4))
+        deciding = msgspec.structs.replace(canary[1], ts_us=now_us() - canary[1].duration_us)
+        published_us = now_us()
+        if not self.publisher.publish(deciding):
+            raise BenchError(f"{rollout}: the deciding event was not accepted")
+        try:
+            line = await asyncio.wait_for(tripped, DUE_S)
+        except TimeoutError:
+            raise BenchError(f"{rollout}: no trip within {DUE_S:g} s of its deciding event") from None
+        cause = line.directive.cause
+        if cause is None or cause.samples != SAMPLES:
+            raise BenchError(f"{rollout}: tripped for {cause}, not for {SAMPLES} pairs")
+        return (line.changed_us - published_us) / 1000
+
+
+async def trips(context: Context) -> list[Row]:
+    """p50 and p99 over at least 50 trips (quick: 10)."""
+    count = context.rounds(56, 12)
+    broker = await context.with_partitions(PARTITIONS, append_time=True)
+    latencies: list[float] = []
+    async with _fleet(context, broker) as fleet:
+        fleet.routed.expect(BACKGROUND)
+        await fleet.start(BACKGROUND)
+        background = asyncio.create_task(fleet.background())
+        await asyncio.sleep(3)
+        numbers = iter(range(count))
+
+        async def lane(seed: int) -> None:
+            draw = random.Random(seed)
+            for number in numbers:
+                latencies.append(await fleet.trip(f"trip-{number}", draw))
+                if len(latencies) % 10 == 0:
+                    context.say(f"trips: {len(latencies)} of {count}, the last took {latencies[-1]:.0f} ms")
+
+        try:
+            await asyncio.gather(*(lane(seed) for seed in range(LANES)))
+        finally:
+            background.cancel()
+            with suppress(asyncio.CancelledError):
+                await background
+        stats = fleet.publisher.stats()
+        if stats.dropped:
+            raise BenchError(f"trips: the publisher dropped {stats.dropped}: this machine is too slow")
+    latencies.sort()
+    return [
+        row("trip.p50", _quantile(latencies, 0.5), "ms"),
+        row("trip.p99", _quantile(latencies, 0.99), "ms", ceiling=CEILING_MS),
+        row("trip.greatest", latencies[-1], "ms"),
+        row("trip.count", len(latencies), "trips"),
+    ]
+
+
+def _quantile(ordered: Sequence[float], q: float) -> float:
+    """Nearest rank."""
+    return ordered[max(ceil(q * len(ordered)) - 1, 0)]
+
+
+@asynccontextmanager
+async def _fleet(context: Context, broker: Broker) -> AsyncIterator[_Fleet]:
+    dsn = {"KLAXON_CLICKHOUSE_DSN": f"chdb://{context.folder / 'trips'}"}
+    async with AsyncExitStack() as exits:
+        migrating = Worker("migrate", broker, context.folder, environment=dsn, command=(*KLAXON, "migrate"))
+        async with migrating:
+            if await migrating.until_ended() != 0:
+                raise BenchError(f"klaxon migrate:\n{migrating.log}")
+        workers = [Worker(kind, broker, context.folder, environment=dsn) for kind in WORKERS]
+        router = Worker("router", broker, context.folder, command=(*KLAXON, "router", "--json"))
+        for worker in (*workers, router):
+            await exits.enter_async_context(worker)
+        for worker in workers:
+            await worker.until_log(f"{worker.kind}: ready")
+        commands = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all")
+        await commands.start()
+        exits.push_async_callback(commands.stop)
+        publisher = Publisher(
+            KafkaRecordProducer(broker.bootstrap), PublisherSettings(f"bench-{time.monotonic_ns()}")
+        )
+        publisher.start()
+        exits.push_async_callback(publisher.close, 5.0)
+        routed = _Routed()
+        following = asyncio.create_task(routed.follow(router))
+        exits.callback(following.cancel)
+        yield _Fleet(publisher, commands, routed, workers)
