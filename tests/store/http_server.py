@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -50,15 +51,22 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         if self.headers.get("Transfer-Encoding") == "chunked":
             body = b""
-            while size := int(self.rfile.readline().strip() or b"0", 16):
+            while size := self._chunk_size():
                 body += self.rfile.read(size)
                 self.rfile.readline()
+            if size is None:
+                self.close_connection = True
+                return  # the client is gone: half a request is none
             self.rfile.readline()
         else:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.headers.get("Content-Encoding") == "lz4":
             body = lz4.frame.decompress(body)
         self._run(body)
+
+    def _chunk_size(self) -> int | None:
+        line = self.rfile.readline().strip()
+        return int(line, 16) if line else None
 
     def _run(self, body: bytes) -> None:
         fields = {name: values[-1] for name, values in parse_qs(urlsplit(self.path).query).items()}
@@ -90,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
         return fault
 
     def _insert(self, sql: str, body: bytes, settings: dict[str, str], fault: str) -> bytes:
-        path = self.scratch / "insert.native"
+        path = self.scratch / f"insert-{threading.get_ident()}.native"
         path.write_bytes(body.split(b"FORMAT Native", 1)[1].lstrip(b"\n"))
         clause = ", ".join(f"{name} = '{value}'" for name, value in settings.items())
         statement = f"{sql} FROM INFILE '{path}' SETTINGS {clause} FORMAT Native"

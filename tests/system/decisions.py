@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from tests.oracle.bins import edges
 from tests.system import workload as w
+from tests.system.findings import Finding, Kind
 
 JOIN_TIMEOUT_S: Final = 3
 LATENESS_S: Final = 1
@@ -216,13 +217,14 @@ def is_fresh(decision: dict[str, Any]) -> bool:
     return any(name.startswith("~") for name in decision["inputs"]["offsets"])
 
 
-def differences(evidence: Evidence, traffic: w.Traffic, actual: list[dict[str, Any]]) -> list[str]:
+def differences(evidence: Evidence, traffic: w.Traffic, actual: list[dict[str, Any]]) -> list[Finding]:
     """Where a roll-out's decisions are not the expected ones; empty if they are."""
-    found: list[str] = []
+    found: list[Finding] = []
     runs = generations(actual)
     wanted = 2 if traffic.fault == "twice" else 1
     if [run[0].number for run in runs] != list(range(1, wanted + 1)):
-        return [f"{traffic.rollout}: generations {[run[0].number for run in runs]}, expected 1..{wanted}"]
+        text = f"{traffic.rollout}: generations {[run[0].number for run in runs]}, expected 1..{wanted}"
+        return [Finding("wrong", text)]
     for generation, said, folded in runs:
         where = f"{traffic.rollout} generation {generation.number}"
         trips = [decision for decision in said if decision["kind"] == "trip"]
@@ -235,32 +237,36 @@ def differences(evidence: Evidence, traffic: w.Traffic, actual: list[dict[str, A
         expected = expected_decisions(evidence, traffic, generation, through)
         due = any(kind == "trip" for kind, _ in expected)
         if len(trips) != due:
-            found.append(f"{where}: {len(trips)} trips, expected {int(due)}")
+            kind: Kind = "missed_trip" if len(trips) < due else "doubled" if due else "false_trip"
+            text = f"{where}: {len(trips)} trips, expected {int(due)}"
+            found.append(Finding(kind, text, abs(len(trips) - due)))
         if due and traffic.fault not in TRIPPING:
-            found.append(f"{where}: the oracle trips a healthy canary")
+            found.append(Finding("wrong", f"{where}: the oracle trips a healthy canary"))
         found += _compare(where, expected, said)
     return found
 
 
-def _compare(where: str, expected: list[tuple[str, Judged]], said: list[dict[str, Any]]) -> list[str]:
+def _compare(where: str, expected: list[tuple[str, Judged]], said: list[dict[str, Any]]) -> list[Finding]:
     """Kinds, seconds and window values of one generation's decisions."""
-    found: list[str] = []
+    found: list[Finding] = []
     fresh = [decision for decision in said if is_fresh(decision)]
     if any(decision["kind"] != "trip" for decision in fresh) or len(fresh) > 1:
-        found.append(f"{where}: on fresh evidence {[decision['kind'] for decision in fresh]}")
+        text = f"{where}: on fresh evidence {[decision['kind'] for decision in fresh]}"
+        found.append(Finding("wrong", text))
     if fresh:
         # It came before the complete seconds that would have said the same.
         through = fresh[0]["inputs"]["complete_through"]
         if said[-1] is not fresh[0]:
-            found.append(f"{where}: decided after its trip")
+            found.append(Finding("wrong", f"{where}: decided after its trip"))
         if expected and expected[-1][0] == "trip" and expected[-1][1].second <= through:
-            found.append(f"{where}: second {expected[-1][1].second} should have tripped before {through}")
+            text = f"{where}: second {expected[-1][1].second} should have tripped before {through}"
+            found.append(Finding("wrong", text))
         expected = [each for each in expected if each[1].second <= through]
     complete = [decision for decision in said if not is_fresh(decision)]
     kinds = [(decision["kind"], decision["inputs"]["complete_through"]) for decision in complete]
     wanted = [(kind, now.second) for kind, now in expected]
     if kinds != wanted:
-        found.append(f"{where}: decided {kinds}, expected {wanted}")
+        found.append(Finding("wrong", f"{where}: decided {kinds}, expected {wanted}"))
         return found
     for decision, (kind, now) in zip(complete, expected, strict=True):
         values = {
@@ -273,5 +279,5 @@ def _compare(where: str, expected: list[tuple[str, Judged]], said: list[dict[str
                 for key in sorted(values.keys() | now.evaluations.keys())
                 if values.get(key) != now.evaluations.get(key)
             }
-            found.append(f"{where}: {kind} at {now.second}: (said, expected) {wrong}")
+            found.append(Finding("wrong", f"{where}: {kind} at {now.second}: (said, expected) {wrong}"))
     return found

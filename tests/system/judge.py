@@ -1,6 +1,6 @@
 """The judge: what the workers wrote against what the oracle computes from the same topics.
 
-Every function returns differences, one line each; an empty list is a pass. It reads records as they lie in
+Every function returns findings, one line each; an empty list is a pass. It reads records as they lie in
 the topics, the JSON that was sent, and rows of the archive; the pipeline takes no part in it.
 """
 
@@ -20,9 +20,9 @@ from tests import oracle
 from tests.oracle.log import closed_through
 from tests.oracle.pairs import logit_content
 from tests.system.decisions import Evidence, differences
+from tests.system.findings import Finding, Kind, shortened
 from tests.system.workload import PARTITIONS, Batch, Traffic
 
-SHOWN: Final = 8
 Place = tuple[str, int]
 Contents = dict[int, dict[Any, dict[tuple[str, str], dict[str, Any]]]]
 _FINALS: Final = msgspec.msgpack.Decoder(FinalBuckets)
@@ -129,9 +129,9 @@ class Log:
         )
 
 
-def finals(log: Log, topic: Topic, through: int) -> list[str]:
+def finals(log: Log, topic: Topic, through: int) -> list[Finding]:
     """Final buckets of all partitions of a source topic; every second up to `through` must be there."""
-    found: list[str] = []
+    found: list[Finding] = []
     for gating, records in enumerate(log.finals):
         said = _statements(decode_final(record.value) for record in records)
         for partition in range(PARTITIONS):
@@ -195,15 +195,18 @@ def _plain(cell: Any) -> dict[str, Any]:
     }
 
 
-def _uninterrupted(where: str, ranges: list[tuple[int, int]], through: int) -> list[str]:
+def _uninterrupted(where: str, ranges: list[tuple[int, int]], through: int) -> list[Finding]:
     """Every second from the first to `through` must be stated."""
-    next_second, gaps = 0, []
+    next_second = 0
+    gaps: list[Finding] = []
     for first, last in sorted(ranges):
         if first > next_second:
-            gaps.append(f"{where}: seconds {next_second} to {first - 1} were never published")
+            text = f"{where}: seconds {next_second} to {first - 1} were never published"
+            gaps.append(Finding("lost", text))
         next_second = max(next_second, last + 1)
     if next_second <= through:
-        gaps.append(f"{where}: closed through {next_second - 1}, expected {through}")
+        text = f"{where}: closed through {next_second - 1}, expected {through}"
+        gaps.append(Finding("lost", text))
     return gaps
 
 
@@ -221,42 +224,59 @@ def _share(contents: Contents, gating: int) -> Contents:
 
 def _content_differences(
     where: str, statements: list[dict[str, Any]], expected: Contents, settings: oracle.Settings, through: int
-) -> list[str]:
-    found: list[str] = []
+) -> list[Finding]:
+    found: list[Finding] = []
     stated: set[int] = set()
     for statement in statements:
         seconds = statement["seconds"]
         for second in seconds:
             if not statement["from"] <= second <= statement["through"]:
-                found.append(f"{where}: second {second} lies outside its own statement")
+                found.append(Finding("wrong", f"{where}: second {second} lies outside its own statement"))
         within = {second for second in expected if statement["from"] <= second <= statement["through"]} | set(
             seconds
         )
         stated |= within
         for second in sorted(within):
             if seconds.get(second, {}) != expected.get(second, {}):
-                found.append(f"{where} second {second}: {_first_difference(seconds, expected, second)}")
+                found.append(_difference(where, seconds.get(second, {}), expected.get(second, {}), second))
     found += [
-        f"{where}: second {second} was never published"
+        Finding("lost", f"{where}: second {second} was never published")
         for second in sorted(set(expected) - stated)
         if second <= through
     ]
     return found
 
 
-def _first_difference(said: Contents, expected: Contents, second: int) -> str:
-    ours, theirs = said.get(second, {}), expected.get(second, {})
-    for name in sorted(ours.keys() | theirs.keys(), key=str):
-        for cell in sorted(ours.get(name, {}).keys() | theirs.get(name, {}).keys()):
-            a, b = ours.get(name, {}).get(cell), theirs.get(name, {}).get(cell)
+def _difference(where: str, said: Any, expected: Any, second: int) -> Finding:
+    """How two seconds differ, shown by the first cell: lost as soon as something is counted too low."""
+    kinds: set[str] = set()
+    first = "populations without cells differ"
+    for name in sorted(said.keys() | expected.keys(), key=str, reverse=True):
+        ours, theirs = said.get(name, {}), expected.get(name, {})
+        for cell in sorted(ours.keys() | theirs.keys(), reverse=True):
+            a, b = ours.get(cell), theirs.get(cell)
             if a != b:
-                return f"{name} {cell}: published {a}, expected {b}"
-    return "populations without cells differ"
+                first = f"{name} {cell}: published {a}, expected {b}"
+                counts, wanted = _counts(a), _counts(b)
+                kinds |= {
+                    "lost" if counts[key] < wanted[key] else "doubled"
+                    for key in counts.keys() | wanted.keys()
+                    if counts[key] != wanted[key]
+                }
+    kind: Kind = "lost" if "lost" in kinds else "doubled" if "doubled" in kinds else "wrong"
+    return Finding(kind, f"{where} second {second}: {first}")
 
 
-def pairs(log: Log, through_us: int) -> list[str]:
+def _counts(cell: Any) -> Counter[Any]:
+    if cell is None:
+        return Counter()
+    measured = {("measure", name): measure["count"] for name, measure in cell["measures"].items()}
+    return Counter({**cell["counters"], **measured})
+
+
+def pairs(log: Log, through_us: int) -> list[Finding]:
     """`klaxon.pairs`: every pair scored up to this log time, each with the oracle's scores."""
-    found: list[str] = []
+    found: list[Finding] = []
     for partition in range(PARTITIONS):
         expected = {
             (*log.position(partition, pair["first"]), pair["arm"]): (
@@ -273,14 +293,19 @@ def pairs(log: Log, through_us: int) -> list[str]:
         for record in log.records[Topic.PAIRS.value, partition]:
             for key, row in pair_rows(decode_pairs(record.value)):
                 if said.setdefault(key, row) != row:
-                    found.append(f"klaxon.pairs/{partition}: {key} was said twice, differently")
+                    found.append(
+                        Finding("wrong", f"klaxon.pairs/{partition}: {key} was said twice, differently")
+                    )
         found += [
-            f"klaxon.pairs/{partition} {key}: published {row}, expected {expected.get(key)}"
+            Finding(
+                "wrong" if key in expected else "doubled",
+                f"klaxon.pairs/{partition} {key}: published {row}, expected {expected.get(key)}",
+            )
             for key, row in said.items()
             if expected.get(key) != row
         ]
         found += [
-            f"klaxon.pairs/{partition} {key}: missing"
+            Finding("lost", f"klaxon.pairs/{partition} {key}: missing")
             for key, row in expected.items()
             if key not in said and row[1] <= through_us
         ]
@@ -311,14 +336,14 @@ def pair_rows(batch: PairBatch) -> Iterable[tuple[Any, Any]]:
         )
 
 
-def dead_letters(log: Log, *, once: bool) -> list[str]:
+def dead_letters(log: Log, *, once: bool) -> list[Finding]:
     """Every refusal with field, reason and position. `once`: nobody restarted, so nothing twice."""
     expected = {
         (topic, partition, offset, refusal.position): refusal
         for (topic, partition, offset), batch in log.sent.items()
         for refusal in batch.refusals
     }
-    found: list[str] = []
+    found: list[Finding] = []
     said: Counter[Any] = Counter()
     for (topic, _), records in log.records.items():
         if topic != Topic.DEAD_LETTER:
@@ -329,18 +354,26 @@ def dead_letters(log: Log, *, once: bool) -> list[str]:
             said[key] += 1
             refusal = expected.get(key)
             if refusal is None:
-                found.append(f"dead letter that nothing caused: {letter}")
+                found.append(Finding("wrong", f"dead letter that nothing caused: {letter}"))
             elif letter["field"] != refusal.field or refusal.reason_contains not in letter["reason"]:
-                found.append(f"dead letter {letter}, expected {refusal}")
-    found += [f"no dead letter of {key}: {refusal}" for key, refusal in expected.items() if key not in said]
+                found.append(Finding("wrong", f"dead letter {letter}, expected {refusal}"))
+    found += [
+        Finding("lost", f"no dead letter of {key}: {refusal}")
+        for key, refusal in expected.items()
+        if key not in said
+    ]
     if once:
-        found += [f"{count} dead letters of {key}" for key, count in said.items() if count > 1]
+        found += [
+            Finding("doubled", f"{count} dead letters of {key}", count - 1)
+            for key, count in said.items()
+            if count > 1
+        ]
     return shortened(found)
 
 
-def one_writer(log: Log) -> list[str]:
+def one_writer(log: Log) -> list[Finding]:
     """Per roll-out, (generation, epoch) of what was committed: unique, rising, and one trip a generation."""
-    found: list[str] = []
+    found: list[Finding] = []
     for topic in (Topic.CONTROL, Topic.DECISIONS):
         last: dict[str, tuple[int, int]] = {}
         for (name, _), records in sorted(log.records.items()):
@@ -355,7 +388,9 @@ def one_writer(log: Log) -> list[str]:
                 at = (said["generation"], said["epoch"])
                 before = last.get(said["rollout"], (0, -1))
                 if at[0] < before[0] or at[1] <= before[1]:
-                    found.append(f"{topic.value}: {said['rollout']} at {at} after {before}")
+                    found.append(
+                        Finding("doubled", f"{topic.value}: {said['rollout']} at {at} after {before}")
+                    )
                 last[said["rollout"]] = at
     trips = Counter(
         (decision["directive"]["rollout"], decision["directive"]["generation"])
@@ -364,21 +399,16 @@ def one_writer(log: Log) -> list[str]:
         for record in records
         if (decision := json.loads(record.value))["kind"] == "trip"
     )
-    found += [f"{count} trips of {key}" for key, count in trips.items() if count > 1]
+    found += [
+        Finding("doubled", f"{count} trips of {key}", count - 1) for key, count in trips.items() if count > 1
+    ]
     return found
 
 
-def decided(log: Log, traffic: Traffic) -> list[str]:
+def decided(log: Log, traffic: Traffic) -> list[Finding]:
     """A roll-out's decisions: kinds, seconds and window values, and one trip per generation that is bad."""
     place = (Topic.DECISIONS.value, gating_partition(traffic.rollout))
     said = [
         json.loads(record.value) for record in log.records[place] if record.key == traffic.rollout.encode()
     ]
     return differences(log.evidence(), traffic, said)
-
-
-def shortened(found: list[str]) -> list[str]:
-    """The first few, and how many more there are."""
-    if len(found) <= SHOWN:
-        return found
-    return [*found[:SHOWN], f"… and {len(found) - SHOWN} more"]

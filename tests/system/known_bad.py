@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from pipeline.core import buckets, pairing, source
-from pipeline.workers import transport
+from pipeline.workers import gate_writer, transport
 
 
 def commit_at_the_read_position() -> None:
@@ -62,7 +62,7 @@ def cap_by_what_the_process_saw() -> None:
     seen: set[buckets.CellKey] = set()
     place = buckets.Bucket.place
 
-    def placed(self: buckets.Bucket, key: buckets.CellKey, capacity: int) -> buckets.CellSums | None:
+    def placed(self: buckets.Bucket, key: buckets.CellKey, capacity: int) -> int | None:
         if key not in seen and len(seen) >= capacity:
             return None
         seen.add(key)
@@ -76,11 +76,22 @@ def read_uncommitted() -> None:
     transport.isolation = lambda _kafka: "read_uncommitted"
 
 
+def fence_nobody() -> None:
+    """Every gate process is a producer of its own: a frozen one goes on writing beside its successor."""
+    start = gate_writer.AIOKafkaProducer
+
+    def producer(**options: Any) -> Any:
+        return start(**{**options, "transactional_id": f"{options['transactional_id']}-{os.getpid()}"})
+
+    gate_writer.AIOKafkaProducer = producer  # type: ignore[misc, assignment]
+
+
 DEFECTS: Final[dict[str, Callable[[], None]]] = {
     "commit_at_the_read_position": commit_at_the_read_position,
     "commit_at_the_oldest_waiting_half": commit_at_the_oldest_waiting_half,
     "cap_by_what_the_process_saw": cap_by_what_the_process_saw,
     "read_uncommitted": read_uncommitted,
+    "fence_nobody": fence_nobody,
 }
 
 

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,9 @@ SECOND: Final = 1_000_000
 LATENESS_S: Final = 1
 PATIENCE_S: Final = 300.0
 """Before a condition counts as never met: no measure of speed, machines may be busy."""
+PATIENCE_MS: Final = 300_000
 JOIN_TIMEOUT_S: Final = 3
+ASKING: Final = (sys.executable, "-m", "tests.system.asking")
 Consumed = ConsumerRecord[bytes, bytes]
 Place = tuple[str, int]
 SOURCES: Final = (Topic.REQUESTS, Topic.LOGITS, Topic.TELEMETRY)
@@ -148,6 +151,8 @@ class Stack:
     sent: Sent = field(default_factory=Sent)
     started: list[Worker] = field(default_factory=list)
     cells_per_bucket: int = 2048
+    clickhouse: Mapping[str, str] = field(default_factory=dict)
+    """Its address and database, as variables; empty: chDB in the folder, of which there is one owner."""
     _one_transaction: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -164,8 +169,9 @@ class Stack:
             # would have said.
             "KLAXON_GATE_BLIND_AFTER_S": "3600",
             "KLAXON_ARCHIVE_BLOCK_AGE_MS": "500",
-            "KLAXON_CLICKHOUSE_DSN": f"chdb://{self.folder / 'archive'}",
             "KLAXON_CONTENT_CELLS_PER_BUCKET": str(self.cells_per_bucket),
+            "KLAXON_CLICKHOUSE_DSN": f"chdb://{self.folder / 'archive'}",
+            **self.clickhouse,
         }
 
     @property
@@ -196,22 +202,24 @@ class Stack:
 
     async def klaxon(self, *arguments: str) -> str:
         """Run a command to its end; returns its standard output. Fails if the command does."""
+        return await self._run(*KLAXON, *arguments)
+
+    async def _run(self, *command: str) -> str:
         process = await asyncio.create_subprocess_exec(
-            *KLAXON,
-            *arguments,
+            *command,
             cwd=REPOSITORY,
             env={**_plain_environment(), **self.broker.environment, **self.environment},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
         out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-        assert process.returncode == 0, f"klaxon {' '.join(arguments)}: {process.returncode}\n{err.decode()}"
+        assert process.returncode == 0, f"{' '.join(command)}: {process.returncode}\n{err.decode()}"
         return out.decode()
 
-    async def query(self, sql: str) -> list[list[Any]]:
-        """Rows of a query on the archive, which no worker may hold open."""
-        rows: list[list[Any]] = json.loads(await self.klaxon("sql", "--json", sql))["rows"]
-        return rows
+    async def query(self, *queries: str) -> dict[str, list[list[Any]]]:
+        """Rows of queries on the archive, which no worker may hold open; one process asks them all."""
+        answers: list[list[list[Any]]] = json.loads(await self._run(*ASKING, *queries))
+        return dict(zip(queries, answers, strict=True))
 
     async def command(self, traffic: Traffic, name: str, arguments: dict[str, Any] | None = None) -> None:
         """Send an operator's command and wait for the decision that answers it."""
@@ -306,16 +314,35 @@ class Stack:
 
 
 @asynccontextmanager
-async def stack(broker: Broker, folder: Path, cells_per_bucket: int = 2048) -> AsyncIterator[Stack]:
-    """Topics from nothing, created by the command that operators use; every process is gone at the end."""
+async def stack(
+    broker: Broker,
+    folder: Path,
+    cells_per_bucket: int = 2048,
+    prepare: Callable[[], Awaitable[object]] | None = None,
+    clickhouse: Mapping[str, str] | None = None,
+) -> AsyncIterator[Stack]:
+    """Topics from nothing, created by the command that operators use; every process is gone at the end.
+
+    `prepare`: called when there is no topic, for those that are to be other than the command would make them.
+    """
     await delete_topics(broker)
+    if prepare is not None:
+        await prepare()
     async with AsyncExitStack() as exits:
-        producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all")
+        # It must know where everything went, brokers broken or not: it tries for longer than they are away.
+        patient = {"bootstrap_servers": broker.bootstrap, "acks": "all", "request_timeout_ms": PATIENCE_MS}
+        producer = AIOKafkaProducer(**patient, enable_idempotence=True)
         transactions = AIOKafkaProducer(
-            bootstrap_servers=broker.bootstrap, transactional_id=f"foreign-{time.monotonic_ns()}"
+            **patient, transactional_id=f"foreign-{time.monotonic_ns()}", transaction_timeout_ms=PATIENCE_MS
         )
         made = Stack(
-            broker, folder, Follower(broker), producer, transactions, cells_per_bucket=cells_per_bucket
+            broker,
+            folder,
+            Follower(broker),
+            producer,
+            transactions,
+            cells_per_bucket=cells_per_bucket,
+            clickhouse=clickhouse or {},
         )
         await asyncio.gather(made.klaxon("topics", "create"), made.klaxon("migrate"))
         for client in (producer, transactions):

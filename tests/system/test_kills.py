@@ -6,7 +6,6 @@ Buckets, decisions and the archive must come out as if nothing had happened, and
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import random
@@ -14,9 +13,6 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -27,23 +23,22 @@ from tests.kafka.broker import Broker
 from tests.kafka.processes import Worker
 from tests.kafka.records import committed_offsets, dump
 from tests.kafka.waiting import eventually
-from tests.system import archived, judge
+from tests.system import judge
+from tests.system.fleet import fleet, verdict
 from tests.system.stack import (
     JOIN_TIMEOUT_S,
     PATIENCE_S,
     SECOND,
-    SOURCES,
     Stack,
     now_us,
     settled,
     stack,
 )
-from tests.system.workload import FAULTS, PARTITIONS, Traffic
+from tests.system.workload import PARTITIONS, Traffic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SEED = int(os.environ.get("SEED", "20260717"))
-ROLLOUTS_AT_ONCE = 3
 CELLS = 100
 """Cap on cells where decisions need not come to a trip: low enough that seconds overflow."""
 
@@ -55,14 +50,10 @@ PLAN = {
         ("half_waiting", 1, 20),
         ("after_commit", 1, 2),
         ("during_warm_up", 1, 2),
-        ("flush_acked_before_commit", 5, 60),
         ("half_waiting", 1, 60),
         ("during_warm_up", 2, 30),
         ("flush_sent_before_acknowledged", 5, 40),
         ("half_waiting", 20, 90),
-        ("after_read", 20, 90),
-        ("during_warm_up", 10, 40),
-        ("before_flush", 10, 60),
     ),
     "measure": (
         ("flush_acked_before_commit", 5, 60),
@@ -71,6 +62,7 @@ PLAN = {
         ("flush_sent_before_acknowledged", 5, 60),
         ("flush_acked_before_commit", 5, 90),
         ("after_read", 20, 120),
+        ("before_flush", 10, 60),
         ("on_assigned", 1, 2),
     ),
     "gate": (
@@ -95,70 +87,11 @@ PLAN = {
 AT_LEAST_THRICE = ("flush_acked_before_commit", "during_warm_up", "half_waiting", "gate_in_transaction")
 
 
-@dataclass
-class Fleet:
-    """Roll-outs one after another, each with its own seed, until told to stop."""
-
-    on: Stack
-    seeds: Iterator[int]
-    started: list[Traffic] = field(default_factory=list)
-    stopping: bool = False
-
-    async def run(self) -> None:
-        """Some at once; returns when those that had begun at the time of `stopping` are done."""
-        await asyncio.gather(*(self._one_after_another(number) for number in range(ROLLOUTS_AT_ONCE)))
-
-    async def _one_after_another(self, number: int) -> None:
-        await asyncio.sleep(3.0 * number)
-        while not self.stopping:
-            seed = next(self.seeds)
-            traffic = Traffic(seed, FAULTS[seed % len(FAULTS)], seconds=8.0, prompts_per_s=7.0)
-            await self.on.start_rollout(traffic)
-            self.started.append(traffic)
-            await self.on.play(traffic)
-            if traffic.fault == "twice":
-                await self.on.command(traffic, "new_generation")
-                await self.on.play(traffic, generation=2)
-
-
-@asynccontextmanager
-async def fleet(on: Stack, first_seed: int) -> AsyncIterator[Fleet]:
-    """Traffic while the body runs."""
-    made = Fleet(on, itertools.count(first_seed))
-    task = asyncio.create_task(made.run())
-    try:
-        yield made
-        made.stopping = True
-        await task
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
 async def started(on: Stack, kind: str, fault: str | None = None) -> Worker:
     """A worker that runs."""
     worker = on.worker(kind, fault=fault)
     await worker.start()
     return worker
-
-
-async def verdict(on: Stack, seeds: list[Traffic]) -> list[str]:
-    """Everything the judge has to say, once traffic has ended; stops the workers."""
-    end_us = now_us() + (JOIN_TIMEOUT_S + 3) * SECOND
-    await on.until_closed(end_us)
-    log = await settled(on, seeds)
-    await on.until_archived(log)
-    assert all(log.pairs(partition) for partition in range(PARTITIONS)), "nothing was scored"
-    found = [line for topic in SOURCES for line in judge.finals(log, topic, end_us // SECOND)]
-    found += judge.pairs(log, end_us)
-    found += judge.dead_letters(log, once=False)
-    found += judge.one_writer(log)
-    found += [line for each in seeds for line in judge.decided(log, each)]
-    for worker in on.started:
-        if worker.running:
-            assert await worker.stop() == 0, worker.log
-    found += archived.differences(log, {sql: await on.query(sql) for sql in archived.QUERIES})
-    return found
 
 
 async def kills(on: Stack, kind: str, fired: Counter[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -22,10 +23,11 @@ from tests.system.stack import (
 )
 from tests.system.workload import FAULTS, Traffic
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SEEDS = 24
-AT_ONCE = 8
+FIRST_SEED = int(os.environ.get("SEED", "0"))
+SEEDS = 20
+AT_ONCE = 10
 WORKERS = ("measure", "pair", "gate", "archive")
 
 
@@ -49,7 +51,8 @@ async def test_every_seed_is_counted_judged_and_archived_as_the_oracle_says(
             await worker.until_log(f"{worker.kind}: ready", timeout_s=PATIENCE_S)
         await workers[2].until_log("gating partition", timeout_s=PATIENCE_S)
         rounds = []
-        seeds = [Traffic(seed, FAULTS[seed % len(FAULTS)]) for seed in range(SEEDS)]
+        numbers = range(FIRST_SEED, FIRST_SEED + SEEDS)
+        seeds = [Traffic(seed, FAULTS[seed % len(FAULTS)]) for seed in numbers]
         for first in range(0, SEEDS, AT_ONCE):
             rounds += [asyncio.create_task(_round(on, each)) for each in seeds[first : first + AT_ONCE]]
             await asyncio.wait(rounds[first : first + AT_ONCE - 1])
@@ -64,12 +67,15 @@ async def test_every_seed_is_counted_judged_and_archived_as_the_oracle_says(
         found += judge.dead_letters(log, once=True)
         found += judge.one_writer(log)
         found += [line for each in seeds for line in judge.decided(log, each)]
-        for worker in workers:
-            assert await worker.stop() == 0, worker.log
-        found += archived.differences(log, {sql: await on.query(sql) for sql in archived.QUERIES})
+        codes = await asyncio.gather(*(worker.stop() for worker in workers))
+        assert not any(codes), on.tails()
+        found += archived.differences(log, await on.query(*archived.QUERIES))
         assert not found, "\n".join(found)
         kinds = Counter(said["kind"] for each in seeds for said in on.follower.decisions[each.rollout])
-        print(f"seeds {SEEDS}: {len(log.sent)} records, aborted {on.sent.aborted}, decisions {dict(kinds)}")
+        print(
+            f"seeds {FIRST_SEED} and {SEEDS - 1} more: {len(log.sent)} records, aborted {on.sent.aborted}, "
+            f"decisions {dict(kinds)}"
+        )
         # Not a proof of anything if nothing happened.
         assert kinds["trip"] >= SEEDS // 3, kinds
         assert {"step", "hold", "advise"} <= set(kinds), kinds
