@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
@@ -91,7 +92,7 @@ async def _broken(round_: Round, crews: list[Crew], began_s: float, *, silent: b
     async def one(crew: Crew) -> None:
         mine = [each for each in round_.plan.faults if each.worker == crew.kind]
         faults = [each for each in mine if (each.point.when == "silent") == silent]
-        for fault, following in zip(faults, [*faults[1:], None], strict=True):
+        for fault, following in zip_longest(faults, faults[1:]):
             outcome = await crew.suffer(fault, following)
             round_.outcomes.append(outcome)
             said = f"back after {outcome.back_s:.1f} s" if outcome.back_s is not None else outcome.why
