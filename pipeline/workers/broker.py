@@ -11,12 +11,7 @@ from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import (
-    GroupCoordinatorNotAvailableError,
-    KafkaConnectionError,
-    KafkaError,
-    NotCoordinatorForGroupError,
-)
+from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.structs import ConsumerRecord
 
 from pipeline.config import KafkaConfig
@@ -192,15 +187,16 @@ def as_record(record: ConsumerRecord[bytes, bytes]) -> Record:
 async def committed_offset(kafka: KafkaConfig, group: str, place: Partition) -> int | None:
     """What a group has committed for a partition; None if nothing. Raises aiokafka's KafkaError.
 
-    Waits a while for a coordinator: on a new broker, and where one moves, there is none for a moment.
+    Waits a while for a coordinator: on a new broker, and where one moves or its broker died, there is none
+    for a moment.
     """
     partition = TopicPartition(*place)
     async with admin_client(kafka) as admin:
         for attempt in range(COORDINATOR_TRIES):
             try:
                 found = await admin.list_consumer_group_offsets(group, partitions=[partition])
-            except (GroupCoordinatorNotAvailableError, NotCoordinatorForGroupError):
-                if attempt == COORDINATOR_TRIES - 1:
+            except KafkaError as error:
+                if not error.retriable or attempt == COORDINATOR_TRIES - 1:
                     raise
                 await asyncio.sleep(back_off_s(attempt))
             else:

@@ -114,17 +114,13 @@ class Cluster:
         with ThreadPoolExecutor(MEMBERS) as pool:
             list(pool.map(Member.start, down))
 
-    def give_clock(self, member: Member, folder: Path) -> None:
-        """Restart a member under a clock that `set_clock` can shift; blocks."""
-        member.clock = folder / f"clock-{member.number}"
-        member.set_clock(0)
-        kafka_sh("stop", member.folder)
-        member.start()
-
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[Cluster]:
-    """Three brokers; everything is replicated three times, a write needs two. None is left at the end."""
+def cluster(folder: Path, *, clocks: bool = False) -> Iterator[Cluster]:
+    """Three brokers; everything is replicated three times, a write needs two. None is left at the end.
+
+    `clocks`: each under a clock that `Member.set_clock` can shift; needs libfaketime.
+    """
     for program in ("java", "mvn"):
         if shutil.which(program) is None:
             required_or_skip(f"{program} is not installed: Apache Kafka's jars need Java 17 and Maven 3.8")
@@ -138,6 +134,10 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         session_timeout_ms=4_000,
         rebalance_timeout_ms=6_000,
     )
+    if clocks:
+        for member in members:
+            member.clock = folder / f"clock-{member.number}"
+            member.set_clock(0)
     made = Cluster(members, broker_of(config))
     try:
         made.heal()

@@ -25,6 +25,7 @@ class Proxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._open: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self.stalled_bytes = 0
         """Bytes that have waited for the end of a stall: proof that it was felt."""
 
@@ -44,34 +45,51 @@ class Proxy:
             writer.close()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client's connection until either side ends it."""
-        if self._mode == "down":
-            writer.close()
-            return
+        """Serve one client's connection until either side ends it, or `stop`."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            # An OSError: the broker is down, or a side is cut. The other one's connection ends, too.
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                async with self._opened(writer):
+                    if self._mode != "down":
+                        await self._pass_on(reader, writer)
+        finally:
+            self._tasks.discard(task)
+
+    async def stop(self) -> None:
+        """End every connection, and wait until they are closed."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @asynccontextmanager
+    async def _opened(self, writer: asyncio.StreamWriter) -> AsyncIterator[None]:
         self._open.add(writer)
         try:
-            with contextlib.suppress(OSError):  # the broker is down: the client's connection ends, too
-                await self._pass_on(reader, writer)
+            yield
         finally:
             self._open.discard(writer)
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._flowing.wait()
         from_broker, to_broker = await asyncio.open_connection("127.0.0.1", self._port)
-        self._open.add(to_broker)
-        try:
+        async with self._opened(to_broker):
             pumps = [
                 asyncio.create_task(self._pump(reader, to_broker)),
                 asyncio.create_task(self._pump(from_broker, writer)),
             ]
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-        finally:
-            self._open.discard(to_broker)
-            to_broker.close()
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                await asyncio.gather(*pumps, return_exceptions=True)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await reader.read(CHUNK_BYTES):
@@ -91,5 +109,4 @@ async def proxy(listen: int, port: int) -> AsyncIterator[Proxy]:
         yield made
     finally:
         server.close()
-        made.set("down")
-        await asyncio.sleep(0)
+        await made.stop()

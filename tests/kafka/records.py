@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import GroupCoordinatorNotAvailableError
+from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
 from pipeline.workers import topics
@@ -137,12 +137,17 @@ async def dump(
 
 
 async def committed_offsets(broker: Broker, group: str, places: Sequence[TopicPartition]) -> dict[str, int]:
-    """What a group has committed, as "topic/partition" → offset; partitions without a commit are left out."""
+    """What a group has committed, as "topic/partition" → offset; partitions without a commit are left out.
+
+    {} while the group has no coordinator: nobody has committed anything on this broker yet, or it moves.
+    """
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
     await admin.start()
     try:
         found = await admin.list_consumer_group_offsets(group, partitions=list(places))
-    except GroupCoordinatorNotAvailableError:  # no group has committed anything on this broker yet
+    except KafkaError as error:
+        if not error.retriable:
+            raise
         return {}
     finally:
         await admin.close()

@@ -1,0 +1,54 @@
+"""Brokers killed, stalled, without replicas or with a wrong clock; the long form: `tests.faults.brokers`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults import failover
+from tests.faults.brokers import (
+    SEED,
+    acks_of_the_leader_alone,
+    alone_on,
+    broken,
+    clock_steps_back,
+    kill_one,
+    stall,
+)
+from tests.faults.cluster import Cluster, cluster, faketime_missing
+from tests.faults.watched import Row
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three brokers for the whole module; by clocks that can be shifted, where libfaketime is."""
+    with cluster(tmp_path_factory.mktemp("brokers"), clocks=not faketime_missing()) as made:
+        yield made
+
+
+def passed(row: Row) -> None:
+    print(row)
+    assert row.passed, str(row)
+
+
+async def test_a_broker_with_an_only_replica_is_killed_then_all_stall(of: Cluster, tmp_path: Path) -> None:
+    first = of.member(1)
+    faults = [kill_one(first, 8.0, alone=True), stall(12.0)]
+    passed(await broken("killed, then stalled", of, tmp_path, SEED, faults, alone_on(of, first)))
+
+
+@pytest.mark.skipif(bool(faketime_missing()), reason=faketime_missing())
+async def test_the_clock_of_a_leader_steps_back(of: Cluster, tmp_path: Path) -> None:
+    passed(await broken("clock steps back", of, tmp_path, SEED + 1, [clock_steps_back(10.0)]))
+
+
+async def test_a_successor_of_the_owner_of_a_rollout_writes_in_time(of: Cluster, tmp_path: Path) -> None:
+    passed(await failover.row(of, tmp_path, SEED + 2, kills=4))
+
+
+async def test_what_one_replica_acknowledged_and_lost_is_found(of: Cluster, tmp_path: Path) -> None:
+    passed(await acks_of_the_leader_alone(of, tmp_path))
