@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import shutil
 import sys
@@ -39,6 +40,8 @@ def main(
     if absent is not None:
         print(f"bench: {absent}", file=sys.stderr)
         return ABSENT
+    # What the client says while topics come and go is no news here.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     before = machine.describe()
     started_s = time.monotonic()

@@ -9,7 +9,11 @@ from typing import Final, TypeAlias
 from tests.bench import against_bare
 from tests.bench.archive import archive
 from tests.bench.context import Context
+from tests.bench.gate import gate
+from tests.bench.kernel_rows import kernel
+from tests.bench.memory import memory
 from tests.bench.rows import Row
+from tests.bench.scaling import scaling
 from tests.bench.trips import trips
 
 
@@ -36,4 +40,8 @@ MEASUREMENTS: Final[Mapping[str, Measurement]] = {
     "json": OnKafka(against_bare.json),
     "archive": OnKafka(archive),
     "trips": OnKafka(trips, shared=False),
+    "scaling": OnKafka(scaling),
+    "memory": Local(memory),
+    "kernel": Local(kernel),
+    "gate": Local(gate),
 }
