@@ -173,7 +173,7 @@ start() {
   if [[ -n "${KAFKA_CLOCK:-}" ]]; then
     [[ -f "$faketime" ]] || fail "no libfaketime at $faketime (Debian: apt-get install libfaketime)"
     clock=("LD_PRELOAD=$faketime" "FAKETIME_TIMESTAMP_FILE=$KAFKA_CLOCK" FAKETIME_CACHE_DURATION=1
-      DONT_FAKE_MONOTONIC=1 FAKETIME_DONT_RESET=1)
+      DONT_FAKE_MONOTONIC=1)
   fi
   nohup env "${clock[@]}" java "${options[@]}" "-Dlog4j2.configurationFile=$here/log4j2.properties" \
     -cp "$jars/*" kafka.Kafka "$folder/server.properties" >>"$folder/broker.log" 2>&1 </dev/null &
