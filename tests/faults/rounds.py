@@ -51,11 +51,15 @@ class Round:
 @contextmanager
 def archive_server(folder: Path) -> Iterator[str]:
     """ClickHouse's engine in a process of its own, as two archives need it; yields its address."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.store.http_server", str(folder / "clickhouse")],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-    ) as server:
+    with (
+        (folder / "clickhouse.log").open("wb") as log,
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.store.http_server", str(folder / "clickhouse")],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        ) as server,
+    ):
         assert server.stdout is not None
         try:
             yield f"http://127.0.0.1:{json.loads(server.stdout.readline())['port']}"

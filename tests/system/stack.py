@@ -303,10 +303,14 @@ class Stack:
         }
 
         async def done() -> bool:
-            committed = await committed_offsets(self.broker, "klaxon-archive", list(last))
-            return all(committed.get(f"{at.topic}/{at.partition}", 0) > offset for at, offset in last.items())
+            return await self.has_committed("klaxon-archive", last)
 
         await eventually(done, timeout_s=PATIENCE_S)
+
+    async def has_committed(self, group: str, offsets: Mapping[TopicPartition, int]) -> bool:
+        """Whether a group has committed past all of these."""
+        committed = await committed_offsets(self.broker, group, list(offsets))
+        return all(committed.get(f"{at.topic}/{at.partition}", 0) > offset for at, offset in offsets.items())
 
     def tails(self) -> str:
         """The ends of all logs, for a message."""
@@ -372,21 +376,31 @@ async def _send(producer: AIOKafkaProducer, batch: Batch) -> Any:
 async def settled(on: Stack, seeds: Sequence[Traffic]) -> Log:
     """Everything there is, once the gate has decided all that the seconds closed by now decide.
 
-    What it does not decide within a quarter of a minute is for the judge to name.
+    What it does not decide within a quarter of a minute after it has read them is for the judge to name.
     """
     await on.follower.caught_up()
     log = on.log()
     evidence = await asyncio.to_thread(log.evidence)
-    checked = -1
+    checked, answer = -1, False
 
     def decided() -> bool:
-        nonlocal checked
+        nonlocal checked, answer
         count = sum(map(len, on.follower.decisions.values()))
-        if count == checked:
-            return False
-        checked = count
-        return not any(differences(evidence, each, on.follower.decisions[each.rollout]) for each in seeds)
+        if count != checked:
+            checked = count
+            said = on.follower.decisions
+            answer = not any(differences(evidence, each, said[each.rollout]) for each in seeds)
+        return answer
 
+    async def heard() -> bool:
+        return decided() or await on.has_committed("klaxon-gate", finals)
+
+    finals = {
+        TopicPartition(*place): records[-1].offset
+        for place, records in log.records.items()
+        if place[0] == Topic.BUCKETS and records
+    }
+    await eventually(heard, timeout_s=PATIENCE_S)
     with contextlib.suppress(AssertionError):
         await on.follower.until(decided, "the oracle's decisions", timeout_s=15)
     await on.follower.caught_up()
