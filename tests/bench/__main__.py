@@ -35,10 +35,10 @@ def main(
     """Measure, print, write; returns the exit code."""
     options = _options(arguments, measurements)
     chosen = {name: one for name, one in measurements.items() if not options.only or name in options.only}
-    shared = Path(os.environ.get("KLAXON_SHARED", REPOSITORY.parent / "shared"))
-    absent = _absent(list(chosen.values()), shared)
-    if absent is not None:
-        print(f"bench: {absent}", file=sys.stderr)
+    shared = shared_folder()
+    missing = absent(list(chosen.values()), shared)
+    if missing is not None:
+        print(f"bench: {missing}", file=sys.stderr)
         return ABSENT
     # What the client says while topics come and go is no news here.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
@@ -57,6 +57,11 @@ def main(
     return MISSED if missed else OK
 
 
+def shared_folder() -> Path:
+    """The folder of shared programs and data, there or not."""
+    return Path(os.environ.get("KLAXON_SHARED", REPOSITORY.parent / "shared"))
+
+
 def _options(arguments: Sequence[str] | None, measurements: Mapping[str, Measurement]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench",
@@ -71,7 +76,7 @@ def _options(arguments: Sequence[str] | None, measurements: Mapping[str, Measure
     return parser.parse_args(arguments)
 
 
-def _absent(chosen: Sequence[Measurement], shared: Path) -> str | None:
+def absent(chosen: Sequence[Measurement], shared: Path) -> str | None:
     """What is not there but needed, with the remedy; None if all is."""
     on_kafka = [one for one in chosen if isinstance(one, OnKafka)]
     for program in ("java", "mvn"):

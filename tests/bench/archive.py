@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from schemas.topics import Topic
 from tests.bench.backlog import Out
@@ -20,6 +23,7 @@ from tests.bench.errors import BenchError
 from tests.bench.peers import Peer
 from tests.bench.rows import Row, Spread, row
 from tests.conftest import REPOSITORY
+from tests.kafka.broker import Broker
 from tests.kafka.processes import KLAXON, Worker
 from tests.kafka.records import committed_offsets, now_us
 from tests.kafka.waiting import eventually
@@ -32,48 +36,76 @@ PLAIN: Final = Peer(Path(__file__).with_name("plain_insert.py"))
 async def archive(context: Context) -> list[Row]:
     """Rows of `inference_log` per CPU second, records of 100 requests: the worker against plain inserts."""
     backlog = await context.requests(partitions=PARTITIONS)
-    broker = await context.with_partitions(PARTITIONS)
-    dsn = f"chdb://{context.folder / 'archive'}"
-    environment = {**FROZEN_SAFELY, "KLAXON_CLICKHOUSE_DSN": dsn}
-    await _klaxon("migrate", environment={**broker.environment, **environment})
     ours: list[float] = []
     plain: list[float] = []
-    places = [TopicPartition(Topic.REQUESTS.value, number) for number in range(PARTITIONS)]
-    async with (
-        loader(broker) as producer,
-        AIOKafkaConsumer(bootstrap_servers=broker.bootstrap) as asker,
-        Worker("archive", broker, context.folder, environment=environment) as worker,
-    ):
-        for _ in places:
-            await worker.until_log("klaxon.requests/")
-        await worker.until_log("going on at offset")
-        await asyncio.sleep(3)
-
-        async def all_stored() -> bool:
-            if not worker.running:
-                raise BenchError(f"archive ended:\n{worker.log[-2000:]}")
-            done = await committed_offsets(broker, "klaxon-archive", places)
-            return all(done.get(f"{at.topic}/{at.partition}", 0) >= end for at, end in ends.items())
-
+    async with archiving(context, PARTITIONS) as worker:
         for number in range(context.rounds(4, 2)):
             records = list(backlog.records(now_us()))
             plain.append(await _plain(context.folder / f"plain-{number}", records, backlog.events))
-            worker.freeze()
-            await write(producer, Topic.REQUESTS.value, records)
-            ends = await asker.end_offsets(places)
-            before_s = cpu_s(worker.pid)
-            worker.thaw()
-            await eventually(all_stored, timeout_s=PATIENCE_S)
-            ours.append(backlog.events / (cpu_s(worker.pid) - before_s))
+            ours.append(backlog.events / await worker.cost(records))
             context.say(f"archive: {ours[-1]:,.0f} rows per CPU second, inserts alone {plain[-1]:,.0f}")
-        await worker.stop()
-    await _check(dsn, backlog.events * len(ours))
+    await _check(worker.dsn, backlog.events * len(ours))
     ratios = tuple(worker_s / insert_s for worker_s, insert_s in zip(ours, plain, strict=True))
     return [
         *Spread(ratios).rows("archive.over_insert", floor=FLOOR),
         row("archive.rows_per_cpu_s", max(ours), "rows/s"),
         row("archive.insert_rows_per_cpu_s", max(plain), "rows/s"),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Archiving:
+    """An archive worker that is frozen while its backlog is written."""
+
+    worker: Worker
+    dsn: str
+    broker: Broker
+    producer: AIOKafkaProducer
+    asker: AIOKafkaConsumer
+    places: tuple[TopicPartition, ...]
+
+    async def cost(self, records: list[Out]) -> float:
+        """CPU seconds from the first record to the last commit."""
+        self.worker.freeze()
+        try:
+            await write(self.producer, Topic.REQUESTS.value, records)
+            ends = await self.asker.end_offsets(self.places)
+            before_s = cpu_s(self.worker.pid)
+        finally:
+            self.worker.thaw()
+        await eventually(partial(self._stored, ends), timeout_s=PATIENCE_S)
+        return cpu_s(self.worker.pid) - before_s
+
+    async def _stored(self, ends: Mapping[TopicPartition, int]) -> bool:
+        if not self.worker.running:
+            raise BenchError(f"archive ended:\n{self.worker.log[-2000:]}")
+        done = await committed_offsets(self.broker, "klaxon-archive", list(ends))
+        return all(done.get(f"{at.topic}/{at.partition}", 0) >= end for at, end in ends.items())
+
+
+@asynccontextmanager
+async def archiving(context: Context, partitions: int) -> AsyncIterator[Archiving]:
+    """An archive worker on fresh topics and a folder of its own, idle; stopped at the end."""
+    broker = await context.with_partitions(partitions)
+    dsn = f"chdb://{context.folder / 'archive'}"
+    environment = {**FROZEN_SAFELY, "KLAXON_CLICKHOUSE_DSN": dsn}
+    await _klaxon("migrate", environment=environment)
+    places = tuple(TopicPartition(Topic.REQUESTS.value, number) for number in range(partitions))
+    async with (
+        loader(broker) as producer,
+        AIOKafkaConsumer(bootstrap_servers=broker.bootstrap) as asker,
+        Worker("archive", broker, context.folder, environment=environment) as worker,
+    ):
+
+        async def opened() -> bool:
+            if not worker.running:
+                raise BenchError(f"archive ended:\n{worker.log[-2000:]}")
+            return all(f"klaxon.requests/{at.partition}: going on at" in worker.log for at in places)
+
+        await eventually(opened)
+        await asyncio.sleep(2)
+        yield Archiving(worker, dsn, broker, producer, asker, places)
+        await worker.stop()
 
 
 async def _check(dsn: str, expected: int) -> None:
