@@ -1,19 +1,21 @@
-"""What a router obeys: the greatest directive, its lease, and the dead-man rule. No clock, no I/O.
+"""What a router obeys: the greatest directive, its lease, the dead-man rule, and an abort on this machine.
 
-A directive is the whole desired state of a roll-out, so one record is enough to be right. It is applied
-only when its (generation, epoch) is greater than every one seen; the same (generation, epoch) again renews
-the lease. An expired lease forbids any increase; `dead_man_us` after the last sign of the gate the router
-returns to the last promoted split.
+No clock, no I/O. A directive is the whole desired state of a roll-out, so one record is enough to be right.
+It is applied only when its (generation, epoch) is greater than every one seen. An expired lease forbids any
+increase; `dead_man_us` after the last sign of the gate the router returns to the last promoted split.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
-from schemas.control import Directive
+from schemas.control import Aborted, Directive
+
+SUM_TOLERANCE: Final = 1e-6
 
 
 class Outcome(StrEnum):
@@ -21,8 +23,9 @@ class Outcome(StrEnum):
 
     APPLIED = "applied"
     RENEWED = "renewed"
+    """It says what the one before said, with a new lease."""
     STALE = "stale"
-    """Its (generation, epoch) is older than one already seen, or it is the same record again."""
+    """Its (generation, epoch) is not greater than every one already seen."""
     EXPIRED = "expired"
     """Its lease is over and it would raise a version under test; the weights stay as they were."""
 
@@ -32,17 +35,28 @@ class Effective:
     """What the router does: version → percent, sum 100; nodes that get nothing."""
 
     weights: dict[str, float]
+    """Empty: no version is known yet, and none under test gets anything."""
     ejected_nodes: tuple[str, ...]
     lease_valid: bool
     dead_man: bool
     """True when the gate has been silent for too long and the last promoted split holds."""
+    aborted: bool = False
+    """True while this machine's directive file takes every version but the fallback out."""
+
+
+def is_split(directive: Directive) -> bool:
+    """Whether its weights can be obeyed: they share out everything."""
+    return all(
+        abs(sum(weights.values()) - 100.0) <= SUM_TOLERANCE
+        for weights in (directive.weights, directive.last_promoted)
+    )
 
 
 class RouterState:
     """One roll-out in one router. Memory: two directives."""
 
     def __init__(self) -> None:
-        self._seen: Directive | None = None
+        self._seen: tuple[int, int] | None = None
         self._obeyed: Directive | None = None
 
     @property
@@ -55,21 +69,21 @@ class RouterState:
 
         A decrease is obeyed whatever its lease says: it may be a trip that a late router reads first.
         """
-        seen = self._seen
-        if seen is not None and _key(directive) < _key(seen):
+        key = (directive.generation, directive.epoch)
+        if self._seen is not None and key <= self._seen:
             return Outcome.STALE
-        again = seen is not None and _key(directive) == _key(seen)
-        if again and seen is not None and directive.lease_until_us <= seen.lease_until_us:
-            return Outcome.STALE
-        self._seen = directive
+        self._seen = key
         if now_us > directive.lease_until_us and self._raises(directive, now_us):
             if self._obeyed is None:
                 self._obeyed = msgspec.structs.replace(directive, weights=directive.last_promoted)
             return Outcome.EXPIRED
-        renewed = again and self._obeyed is not None and _key(self._obeyed) == _key(directive)
-        changed = self._obeyed is None or self._obeyed.weights != directive.weights
-        self._obeyed = directive
-        return Outcome.RENEWED if renewed and not changed else Outcome.APPLIED
+        before, self._obeyed = self._obeyed, directive
+        same = before is not None and (before.generation, before.state, before.weights) == (
+            directive.generation,
+            directive.state,
+            directive.weights,
+        )
+        return Outcome.RENEWED if same else Outcome.APPLIED
 
     def _raises(self, directive: Directive, now_us: int) -> bool:
         """Whether it gives a version more than now and more than the last promoted split did.
@@ -86,15 +100,18 @@ class RouterState:
             if version != directive.fallback
         )
 
-    def effective(self, now_us: int) -> Effective | None:
-        """What holds at `now_us`; None before the first record."""
+    def effective(self, now_us: int, *, unsure: bool = False) -> Effective | None:
+        """What holds at `now_us`; None before the first record.
+
+        `unsure`: whether this machine aborted the roll-out cannot be known; as if the gate were silent.
+        """
         obeyed = self._obeyed
         if obeyed is None:
             return None
         valid = now_us <= obeyed.lease_until_us
         silent = not valid and now_us > obeyed.ts_us + obeyed.dead_man_us
         # A trip outlives the gate: going back to an older split must not undo it.
-        fall_back = silent and obeyed.state != "tripped"
+        fall_back = (silent or unsure) and obeyed.state != "tripped"
         weights = obeyed.last_promoted if fall_back else obeyed.weights
         return Effective(dict(weights), obeyed.ejected_nodes, valid, silent)
 
@@ -103,6 +120,19 @@ class RouterState:
         held = self.effective(now_us)
         return {} if held is None else held.weights
 
+    def lease_until_us(self) -> int:
+        """Of the directive obeyed; 0 before the first record."""
+        return 0 if self._obeyed is None else self._obeyed.lease_until_us
 
-def _key(directive: Directive) -> tuple[int, int]:
-    return (directive.generation, directive.epoch)
+
+def without_canary(held: Effective | None, directive: Directive | None, order: Aborted) -> Effective:
+    """What holds under an abort on this machine, whatever the control topic says: only the fallback.
+
+    The directive's own fallback, so that a mistaken name in a file raises nothing; the file's where there is
+    no directive.
+    """
+    if held is None or directive is None:
+        weights = {} if order.fallback is None else {order.fallback: 100.0}
+        return Effective(weights, (), lease_valid=False, dead_man=False, aborted=True)
+    weights = {**dict.fromkeys(directive.weights, 0.0), directive.fallback: 100.0}
+    return Effective(weights, held.ejected_nodes, held.lease_valid, held.dead_man, aborted=True)

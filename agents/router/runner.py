@@ -2,7 +2,7 @@
 
 Each router reads the compacted topic from its beginning to its end, then follows it, read-committed: a
 directive of an aborted or open transaction is never seen. Every directive applied is reported to the caller
-and published on `klaxon.applied`.
+and published on `klaxon.applied`. A directive file on this machine is obeyed beside it, Kafka or not.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from agents.router.core import Effective, Outcome, RouterState
-from schemas.control import Applied, Directive, RolloutState
+from agents.router.core import Effective, Outcome, RouterState, is_split, without_canary
+from agents.router.directive_file import WatchedFile
+from schemas.control import Aborted, Applied, Directive, RolloutState
 from schemas.records import read_json
-from schemas.topics import Topic
+from schemas.topics import Topic, gating_partition
 
 log = logging.getLogger(__name__)
 
-_Told: TypeAlias = tuple[int, RolloutState, Effective]
+_Told: TypeAlias = tuple[int | None, RolloutState | None, Effective]
 """Generation, state and behaviour, as last reported."""
 
 MAX_ROLLOUTS: Final = 1024
-"""Roll-outs one router holds; further ones are refused, loudly."""
+"""Roll-outs one router holds; for a further one the longest expired goes, or it is refused, loudly."""
+LOOK_EVERY_S: Final = 0.2
+"""How often the directive file is read, and time is looked at while no record comes."""
+COMPLAIN_EVERY_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +51,59 @@ class Change:
     """The router's behaviour for one roll-out changed."""
 
     rollout: str
-    generation: int
-    epoch: int
+    generation: int | None
+    """Of the directive; None, as its epoch, where only the directive file knows of the roll-out."""
+    epoch: int | None
     reason: str
-    """`applied`, `lease_expired`, `dead_man` or `lease_renewed`."""
+    """`applied`, `lease_expired`, `dead_man`, `lease_renewed`, `aborted_by_file` or `file_lifted`."""
     effective: Effective
-    directive: Directive
+    directive: Directive | None
     changed_us: int
 
 
 class Router:
     """Runs until `stop` is set. Retries an absent broker or topic with back-off, saying so once a try."""
 
-    def __init__(self, settings: RouterSettings, on_change: Callable[[Change], None]) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        on_change: Callable[[Change], None],
+        file: WatchedFile | None = None,
+    ) -> None:
         self._settings = settings
         self._on_change = on_change
+        self._file = file
         self._states: dict[str, RouterState] = {}
         self._told: dict[str, _Told] = {}
         self._published: dict[str, tuple[int, int]] = {}
+        self._caught_up = False
+        self._complained_s = -COMPLAIN_EVERY_S
         self.malformed = 0
-        """Records of the control topic that are no directive."""
+        """Records of the control topic that are no directive, or stand where no gate puts them."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Follow the control topic until `stop` is set."""
+        """Follow the control topic, and look at the directive file, until `stop` is set."""
+        looking = asyncio.create_task(self._look(stop))
+        try:
+            await self._follow_topic(stop)
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
+            if not looking.cancelled():
+                looking.result()
+
+    async def _look(self, stop: asyncio.Event) -> None:
+        """Obey the directive file and the passing of time, whatever the broker does."""
+        try:
+            while not stop.is_set():
+                if self._file is not None:
+                    self._file.poll()
+                self._tell(time.time_ns() // 1000)
+                await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            stop.set()
+
+    async def _follow_topic(self, stop: asyncio.Event) -> None:
         delay_s = 0.5
         while not stop.is_set():
             consumer = AIOKafkaConsumer(
@@ -114,36 +148,33 @@ class Router:
         self, consumer: AIOKafkaConsumer, producer: AIOKafkaProducer, stop: asyncio.Event
     ) -> None:
         ends = await consumer.end_offsets(consumer.assignment())
-        caught_up = False
         while not stop.is_set():
             batches = await consumer.getmany(timeout_ms=200)
             now_us = time.time_ns() // 1000
             for records in batches.values():
                 for record in records:
-                    self._take(record.key, record.value, now_us)
-            if not caught_up:
+                    self._take(record.partition, record.key, record.value, now_us)
+            if not self._caught_up:
                 positions = [await consumer.position(tp) >= end for tp, end in ends.items()]
-                caught_up = all(positions)
-            # What an older record said is of no interest to anyone: report only from the end on.
-            if caught_up:
-                for change in self._changes(now_us):
-                    self._on_change(change)
+                self._caught_up = all(positions)
+            self._tell(now_us)
+            if self._caught_up:
                 await self._publish(producer, now_us)
 
-    def _take(self, key: bytes | None, value: bytes | None, now_us: int) -> None:
-        if value is None:
-            self._strike((key or b"").decode("utf-8", "replace"), now_us)
-            return
-        try:
-            directive = read_json(value, Directive)
-        except msgspec.DecodeError as error:
+    def _take(self, partition: int, key: bytes | None, value: bytes | None, now_us: int) -> None:
+        """One record. A tombstone says nothing: no gate writes one, and a roll-out that was forgotten would
+        obey an older record that comes after it, and a trip be undone. Nor does anything else that is no
+        directive, or stands under another key or in another partition than a gate would put it."""
+        directive = None if value is None else self._read(partition, key, value)
+        if directive is None:
             self.malformed += 1
-            log.error("%s: a record is no directive and was ignored: %s", Topic.CONTROL, error)
+            what = "a tombstone" if value is None else "a record that no gate writes"
+            self._complain(f"{Topic.CONTROL}: {what} of {(key or b'')[:60]!r} was ignored")
             return
         state = self._states.get(directive.rollout)
         if state is None:
-            if len(self._states) >= MAX_ROLLOUTS:
-                log.error("more than %d roll-outs; %s was ignored", MAX_ROLLOUTS, directive.rollout)
+            if len(self._states) >= MAX_ROLLOUTS and not self._strike_longest_expired(now_us):
+                self._complain(f"more than {MAX_ROLLOUTS} roll-outs; {directive.rollout} was ignored")
                 return
             state = self._states[directive.rollout] = RouterState()
         if state.apply(directive, now_us) is Outcome.EXPIRED:
@@ -154,34 +185,68 @@ class Router:
                 directive.epoch,
             )
 
-    def _strike(self, rollout: str, now_us: int) -> None:
-        """A tombstone: forget the roll-out. Not while its gate vouches for it: an older record that comes
-        after the tombstone would then be obeyed, and a trip undone."""
-        state = self._states.get(rollout)
-        effective = None if state is None else state.effective(now_us)
-        if effective is not None and effective.lease_valid:
-            log.error("%s: a tombstone of %s was ignored: its lease is valid", Topic.CONTROL, rollout)
-            return
-        self._states.pop(rollout, None)
-        self._told.pop(rollout, None)
-        self._published.pop(rollout, None)
+    def _complain(self, text: str) -> None:
+        """An error, at most one in COMPLAIN_EVERY_S: whoever floods the topic must not flood the log."""
+        if time.monotonic() - self._complained_s >= COMPLAIN_EVERY_S:
+            self._complained_s = time.monotonic()
+            log.error("%s (%d records ignored so far)", text, self.malformed)
 
-    def _changes(self, now_us: int) -> list[Change]:
+    def _read(self, partition: int, key: bytes | None, value: bytes) -> Directive | None:
+        try:
+            directive = read_json(value, Directive)
+        except msgspec.DecodeError:
+            return None
+        in_place = key == directive.rollout.encode() and partition == gating_partition(directive.rollout)
+        return directive if in_place and is_split(directive) else None
+
+    def _strike_longest_expired(self, now_us: int) -> bool:
+        """Forget the roll-out of which nothing was heard for longest; False while all leases are valid."""
+        name, state = min(self._states.items(), key=lambda item: item[1].lease_until_us())
+        if state.lease_until_us() >= now_us:
+            return False
+        for kept in (self._states, self._told, self._published):
+            kept.pop(name, None)
+        return True
+
+    def _tell(self, now_us: int) -> None:
+        """Report every change of behaviour.
+
+        What an older record said is of no interest to anyone: without the file's word, only from the end of
+        the topic on.
+        """
+        aborted = {} if self._file is None else self._file.aborted
+        known = self._states.keys() if self._caught_up else ()
+        for rollout in sorted({*aborted, *known, *self._told}):
+            change = self._change(rollout, aborted.get(rollout), now_us)
+            if change is not None:
+                self._on_change(change)
+
+    def _change(self, rollout: str, order: Aborted | None, now_us: int) -> Change | None:
         """What this router does differently since it was last told; a renewed lease alone is no change."""
-        changes = []
-        for rollout, state in self._states.items():
-            directive, effective = state.directive, state.effective(now_us)
-            if directive is None or effective is None:
-                continue
-            now = (directive.generation, directive.state, effective)
-            before = self._told.get(rollout)
-            if before == now:
-                continue
-            self._told[rollout] = now
-            reason = "applied" if before is None else _reason(before, now)
-            generation, epoch = directive.generation, directive.epoch
-            changes.append(Change(rollout, generation, epoch, reason, effective, directive, now_us))
-        return changes
+        state = self._states.get(rollout)
+        directive = None if state is None or not self._caught_up else state.directive
+        effective = None
+        if state is not None and directive is not None:
+            effective = state.effective(now_us, unsure=self._file is not None and self._file.unsure)
+        if order is not None:
+            effective = without_canary(effective, directive, order)
+        before = self._told.get(rollout)
+        if effective is None:
+            if before is not None:  # only the file knew of it
+                effective = Effective({}, (), lease_valid=False, dead_man=False)
+                del self._told[rollout]
+                return Change(rollout, None, None, "file_lifted", effective, None, now_us)
+            return None
+        now = (
+            None if directive is None else directive.generation,
+            None if directive is None else directive.state,
+            effective,
+        )
+        if before == now:
+            return None
+        self._told[rollout] = now
+        epoch = None if directive is None else directive.epoch
+        return Change(rollout, now[0], epoch, _reason(before, now), effective, directive, now_us)
 
     async def _publish(self, producer: AIOKafkaProducer, now_us: int) -> None:
         """One record per directive obeyed, renewals too: whoever reads them sees which routers keep up."""
@@ -203,8 +268,13 @@ class Router:
             await producer.send(Topic.APPLIED, msgspec.json.encode(applied), key=rollout.encode())
 
 
-def _reason(before: _Told, now: _Told) -> str:
-    (generation, state, was), (generation_now, state_now, is_now) = before, now
+def _reason(before: _Told | None, now: _Told) -> str:
+    is_now = now[2]
+    if is_now.aborted != (before is not None and before[2].aborted):
+        return "aborted_by_file" if is_now.aborted else "file_lifted"
+    if before is None:
+        return "applied"
+    (generation, state, was), (generation_now, state_now, _) = before, now
     if now == (generation, state, replace(was, lease_valid=is_now.lease_valid, dead_man=is_now.dead_man)):
         return "lease_renewed" if is_now.lease_valid else "lease_expired"
     if is_now.dead_man and (generation, state) == (generation_now, state_now):

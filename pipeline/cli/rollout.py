@@ -6,11 +6,13 @@ import getpass
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
 
+from pipeline.cli.break_glass import break_glass
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.gate_link import ask, run
 from pipeline.cli.options import config_option, json_option, seconds
@@ -18,7 +20,7 @@ from pipeline.cli.spec_file import read_spec
 from pipeline.cli.standing import human, read_standings
 from pipeline.config import Config
 from pipeline.policy_file import PolicyError, read_policy_file
-from schemas.control import Command, CommandName, Decision, Expects
+from schemas.control import Aborted, Command, CommandName, Decision, Expects
 
 ANSWER_S: Final = 30.0
 
@@ -145,8 +147,59 @@ _simple("pause", "Hold the weight where it is.")
 _simple("resume", "Go on after a pause.")
 _simple("step", "Take the next weight step; refused without a pass.")
 _simple("promote", "Give the canary all traffic; refused without a pass.")
-_simple("abort", "Take the canary out of rotation, for good in this generation.")
 _simple("retire", "Strike a finished roll-out off the books.")
+
+
+@rollout.command()
+@click.argument("name", metavar="ROLLOUT")
+@click.argument("more", nargs=-1, metavar="", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--router", "files", multiple=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE...",
+    help="Break glass: write these routers' directive files instead, without Kafka.",
+)  # fmt: skip
+@click.option(
+    "--fallback", metavar="VERSION", help="With --router: what gets all where a router has no directive."
+)
+@_options
+def abort(
+    name: str,
+    more: tuple[Path, ...],
+    files: tuple[Path, ...],
+    fallback: str | None,
+    config: Config,
+    as_json: bool,
+    expect: str | None,
+    timeout_s: float,
+) -> int:
+    """Take the canary out of rotation, for good in this generation.
+
+    With --router nothing is sent: each FILE is what a router on this machine watches (`klaxon router --file
+    FILE`). It gives everything to the fallback version within a second and stays there, whatever the control
+    topic says, until the file is removed.
+
+    \b
+    Example:
+      klaxon rollout abort chat
+      klaxon rollout abort chat --router /var/lib/klaxon/router.json --fallback v1
+    """
+    if not files and (more or fallback is not None):
+        raise CommandError("files and --fallback go with --router FILE", Exit.USAGE)
+    if not files:
+        return _tell(config, "abort", name, {}, expect, timeout_s, as_json)
+    if expect is not None:
+        raise CommandError("--expect goes through the gate; --router asks nobody", Exit.USAGE)
+    order = Aborted(by=_operator()[:256] or "unknown", ts_us=time.time_ns() // 1000, fallback=fallback)
+    written, failed = break_glass((*files, *more), name, order)
+    if as_json:
+        told = {"rollout": name, "aborted": not failed, "written": written, "failed": failed}
+        click.echo(msgspec.json.encode(told).decode())
+    else:
+        for path in written:
+            click.echo(f"{path}: {name} is aborted at the router that watches it, until the file is removed")
+    for problem in failed.values():
+        click.echo(f"klaxon: {problem}", err=True)
+    click.echo(f"the gate does not know of it: when Kafka is back, `klaxon rollout abort {name}`", err=True)
+    return Exit.USAGE if failed else Exit.OK
 
 
 def _tell(

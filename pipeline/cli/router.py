@@ -7,10 +7,12 @@ import logging
 import signal
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 import msgspec
 
+from agents.router.directive_file import WatchedFile
 from agents.router.runner import Change, Router, RouterSettings
 from pipeline.cli.options import config_option, json_option
 from pipeline.config import Config
@@ -19,17 +21,16 @@ from pipeline.config import Config
 def human_line(change: Change) -> str:
     """One line for a person: what holds now, and why."""
     split = " · ".join(f"{version} {percent:g} %" for version, percent in change.effective.weights.items())
-    parts = [
-        f"{change.rollout} generation {change.generation} epoch {change.epoch}",
-        change.reason.replace("_", " "),
-        change.directive.state,
-        split,
-    ]
+    directive = change.directive
+    numbers = "" if directive is None else f" generation {change.generation} epoch {change.epoch}"
+    parts = [f"{change.rollout}{numbers}", change.reason.replace("_", " ")]
+    if directive is not None:
+        parts.append(directive.state)
+    parts.append(split or "no version is known: none under test gets anything")
     if change.effective.ejected_nodes:
         parts.append("without " + ", ".join(change.effective.ejected_nodes))
-    cause = change.directive.cause
-    if cause is not None:
-        parts.append(f"because of {cause.rule}")
+    if directive is not None and directive.cause is not None and not change.effective.aborted:
+        parts.append(f"because of {directive.cause.rule}")
     return " · ".join(parts)
 
 
@@ -51,14 +52,19 @@ def json_line(change: Change) -> str:
 @click.command()
 @config_option
 @json_option
-def router(config: Config, as_json: bool) -> None:
+@click.option(
+    "--file", "file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Directive file to watch: roll-outs that it aborts get weight 0 here, Kafka or not.",
+)  # fmt: skip
+def router(config: Config, as_json: bool, file: Path | None) -> None:
     """Follow the control topic: print each change of what this router does, publish it on klaxon.applied.
 
-    With --json one object a line. Runs until it is interrupted.
+    With --json one object a line. Runs until it is interrupted. A FILE that does not exist aborts nothing; it
+    is looked at five times a second. `klaxon rollout abort ROLLOUT --router FILE` writes it.
 
     \b
     Example:
-      klaxon router --config klaxon.yaml
+      klaxon router --config klaxon.yaml --file /var/lib/klaxon/router.json
     """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="klaxon router: %(message)s")
     # Its own lines repeat ours, without the remedy.
@@ -77,6 +83,6 @@ def router(config: Config, as_json: bool) -> None:
         stop = asyncio.Event()
         for name in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(name, stop.set)
-        await Router(settings, tell).run(stop)
+        await Router(settings, tell, None if file is None else WatchedFile(file)).run(stop)
 
     asyncio.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import msgspec
@@ -27,6 +28,8 @@ class Standing(Struct, frozen=True, kw_only=True):
     weights: dict[str, float]
     last_promoted: dict[str, float]
     lease_until_us: int | None
+    dead_man_until_us: int | None
+    """When routers return to the last promoted split, unless the lease is renewed."""
     level: int
     fallback: str | None
     policy_hash: str | None
@@ -80,6 +83,7 @@ def _standing(memory: RolloutMemory, directive: Directive | None, told_us: int) 
         weights=memory.weights,
         last_promoted=memory.last_promoted,
         lease_until_us=None if directive is None else directive.lease_until_us,
+        dead_man_until_us=None if directive is None else directive.ts_us + directive.dead_man_us,
         level=memory.level,
         fallback=None if directive is None else directive.fallback,
         policy_hash=None if directive is None else directive.policy_hash,
@@ -99,7 +103,12 @@ def human(one: Standing, now_us: int) -> str:
     lines = [f"{one.rollout}: {state} · generation {one.generation} epoch {one.epoch} · {split}"]
     if one.cause is not None:
         lines.append(f"  because of {cause_line(one.cause)}")
-    for label, text in (("deciding", _deciding(one, now_us)), ("waits for", _waits(one))):
+    told = (
+        ("deciding", _deciding(one, now_us)),
+        ("lease", _lease(one, now_us)),
+        ("waits for", _waits(one)),
+    )
+    for label, text in told:
         if text:
             lines.append(f"  {label}: {text}")
     return "\n".join(lines)
@@ -122,6 +131,28 @@ def deciding(one: Standing, now_us: int, silent_after_us: int = 20_000_000) -> t
 def _deciding(one: Standing, now_us: int) -> str:
     yes, why = deciding(one, now_us)
     return f"{'yes' if yes else 'no'}, {why}"
+
+
+def _lease(one: Standing, now_us: int) -> str:
+    """What routers may still do with the newest directive; "" where nothing depends on it any more."""
+    if one.retired or one.state == "tripped" or one.lease_until_us is None or one.dead_man_until_us is None:
+        return ""
+    over_us = now_us - one.lease_until_us
+    if over_us <= 0:
+        return f"renewed, valid for {-over_us // 1_000_000} s"
+    split = " · ".join(f"{version} {percent:g} %" for version, percent in one.last_promoted.items())
+    left_us = max(one.dead_man_until_us, one.lease_until_us) - now_us
+    then = (
+        f"routers go back to {split} in {left_us // 1_000_000} s"
+        if left_us > 0
+        else f"routers are back at the last promoted split, {split}"
+    )
+    return f"ran out {over_us // 1_000_000} s ago, at {clock(one.lease_until_us)}: no weight rises, {then}"
+
+
+def clock(at_us: int) -> str:
+    """Local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(at_us // 1_000_000))
 
 
 def _waits(one: Standing) -> str:

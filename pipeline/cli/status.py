@@ -13,7 +13,7 @@ from msgspec import Struct
 from pipeline.cli.exits import Exit
 from pipeline.cli.gate_link import require_topics, run, tail
 from pipeline.cli.options import config_option, json_option
-from pipeline.cli.standing import Standing, deciding, human, read_standings
+from pipeline.cli.standing import Standing, clock, deciding, human, read_standings
 from pipeline.config import Config
 from pipeline.workers.broker import leaderless, partition_counts
 from pipeline.workers.content import content_settings
@@ -22,8 +22,8 @@ from schemas.buckets import FinalBuckets
 from schemas.records import read_msgpack
 from schemas.topics import SOURCES, Topic
 
-TAIL: Final = 400
-"""Records of final buckets that are looked at: several seconds of every source."""
+TAILS: Final = (400, 6_400)
+"""Final buckets that are looked at: several seconds of every source, more where one was not heard."""
 WORKER: Final = {Topic.LOGITS.value: "pair"}
 """Source topic → the worker that closes its seconds; all others are measure's."""
 
@@ -68,15 +68,18 @@ async def _read(config: Config) -> tuple[list[Standing], list[SourceStanding]]:
     await require_topics(config.kafka, (*SOURCES, Topic.BUCKETS))
     standings = await read_standings(config.kafka)
     counts = await partition_counts(config.kafka, SOURCES)
-    records = await tail(config.kafka, Partition(Topic.BUCKETS.value, 0), TAIL)
     settings = content_settings(config.content)
-    sources = source_standings(
-        {topic.value: counts[topic] for topic in SOURCES},
-        records,
-        settings.hash,
-        time.time_ns() // 1000,
-        config.gate.blind_after_s,
-    )
+    sources: list[SourceStanding] = []
+    for records in TAILS:
+        sources = source_standings(
+            {topic.value: counts[topic] for topic in SOURCES},
+            await tail(config.kafka, Partition(Topic.BUCKETS.value, 0), records),
+            settings.hash,
+            time.time_ns() // 1000,
+            config.gate.blind_after_s,
+        )
+        if all(one.closed_through is not None for one in sources):
+            break
     return standings, without_leader(sources, await leaderless(config.kafka, SOURCES))
 
 
@@ -114,7 +117,9 @@ def _source(
     if final is None or age_s is None:
         problem = f"nothing heard: is `klaxon worker {worker}` running?"
     elif age_s > blind_after_s:
-        problem = f"closes nothing for {age_s} s: is `klaxon worker {worker}` running, or far behind?"
+        since = clock((final.closed_through + 1) * 1_000_000)
+        silent = f"closes nothing for {age_s} s, since {since}"
+        problem = f"{silent}: is `klaxon worker {worker}` running, or far behind?"
     elif final.settings_hash != settings_hash:
         problem = "closed with other content settings: give all workers the same `content` section"
     elif final.whole_from > final.closed_through:

@@ -26,7 +26,8 @@ from pipeline.workers.content import content_settings
 from pipeline.workers.dead_letters import VersionError, dead_letters, send_letters
 from pipeline.workers.faults import fault
 from pipeline.workers.gate_log import remembered, since
-from pipeline.workers.gate_writer import FencedError, GateWriter
+from pipeline.workers.gate_watch import PAUSE_S, ControlWatch
+from pipeline.workers.gate_writer import FencedError, GateWriter, control_value
 from pipeline.workers.intake import Intake
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.runner import WorkerSpec
@@ -57,6 +58,7 @@ class _Seat:
     partition: int
     core: GateCore
     writer: GateWriter
+    watch: ControlWatch
     intake: Intake
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -108,6 +110,7 @@ class GateWorker:
             number,
             GateCore(number, self._sources, self._settings),
             GateWriter(self._config.kafka, number),
+            ControlWatch(self._config.kafka, number),
             Intake(self._link, self._config.kafka),
         )
         seat.task = asyncio.create_task(self._serve(seat))
@@ -151,12 +154,16 @@ class GateWorker:
 
     async def _serve(self, seat: _Seat) -> None:
         """Take the seat, then judge whenever there is something new, until it is left."""
+        watching: asyncio.Task[None] | None = None
         try:
             await seat.writer.start()
             fault("gate_fenced_before_memory")
             await self._catch_up(seat)
+            watching = asyncio.create_task(self._watch(seat))
             upkeep_s = 0.0
             while True:
+                if watching.done():
+                    watching.result()
                 async with seat.lock:
                     await self._judge(seat)
                     if time.monotonic() - upkeep_s >= UPKEEP_EVERY_S:
@@ -164,7 +171,11 @@ class GateWorker:
                         await self._upkeep(seat)
                 await asyncio.sleep(PACE_S)
         finally:
+            if watching is not None:
+                watching.cancel()
+                await asyncio.wait([watching])
             await seat.writer.close()
+            await seat.watch.stop()
             await seat.intake.stop()
 
     async def _catch_up(self, seat: _Seat) -> None:
@@ -173,7 +184,9 @@ class GateWorker:
         await reader.start()
         try:
             memory = await remembered(reader, seat.partition)
-            seat.core.restore(memory.states, memory.directives, memory.rollouts)
+            seat.core.restore(memory.states, memory.control, memory.rollouts)
+            await seat.watch.start(memory.control_end)
+            await self._write(seat, seat.core.reassert(_now_us()))
             fault("gate_memory_before_log")
             await self._until_positioned(seat)
             ends = await reader.end_offsets(seat.places)
@@ -239,8 +252,21 @@ class GateWorker:
             await self._write(seat, seat.core.judge_fresh(_now_us()))
         await self._write(seat, seat.core.renew(_now_us()))
 
+    async def _watch(self, seat: _Seat) -> None:
+        """Write above every foreign record on the control topic."""
+        while True:
+            for name, directives in (await seat.watch.foreign()).items():
+                async with seat.lock:
+                    effects = seat.core.on_foreign(name, directives, _now_us())
+                    await self._write(seat, effects)
+                answer = "its own directive now stands above them" if effects else "no roll-out of this gate"
+                seat.watch.tell(name, len(directives), answer)
+            await asyncio.sleep(PAUSE_S)
+
     async def _write(self, seat: _Seat, effects: Iterable[Effect]) -> None:
         for effect in effects:
+            if effect.directive is not None:
+                seat.watch.expect(control_value(effect.directive))
             try:
                 await seat.writer.write(effect)
             except (KafkaError, FencedError):

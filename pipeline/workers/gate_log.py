@@ -10,9 +10,11 @@ from typing import Final
 import msgspec
 
 from pipeline.core.gate.gating import ReadFrom
+from pipeline.core.gate.outbid import numbers
 from pipeline.core.gate.state import StateError, StateRecord, decode_state
 from pipeline.workers.broker import RangeReader
 from pipeline.workers.dead_letters import VersionError
+from pipeline.workers.gate_watch import directive_of, name_of
 from pipeline.workers.records import Partition, Record
 from schemas.control import Directive, Rollout
 from schemas.records import UnknownVersionError, read_json
@@ -25,45 +27,59 @@ MEMORY: Final = (Topic.STATE, Topic.CONTROL, Topic.ROLLOUTS)
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The newest record per key of a gating partition's compacted topics."""
+    """The newest record per key of a gating partition's compacted topics; of control the greatest, too."""
 
     states: list[StateRecord] = field(default_factory=list)
-    directives: list[Directive] = field(default_factory=list)
+    control: list[tuple[str, Directive | None]] = field(default_factory=list)
+    """Key and directive, None where it is none, in log order."""
     rollouts: list[Rollout] = field(default_factory=list)
+    control_end: int = 0
+    """Where the control topic goes on."""
 
 
 async def remembered(reader: RangeReader, partition: int) -> Remembered:
     """Read state, directives and roll-outs of a gating partition to their ends.
 
-    Records that cannot be read are none of ours: said and passed over. The next directive overwrites them.
+    Records that cannot be read are none of ours: said and passed over. The next directive stands above them.
     Raises VersionError for states and roll-outs that a newer gate wrote.
     """
     places = [Partition(topic.value, partition) for topic in MEMORY]
     begins, ends = await reader.begin_offsets(places), await reader.end_offsets(places)
     newest: dict[tuple[Topic, bytes], Record] = {}
+    greatest: dict[str, Directive] = {}
     async for record in reader.read({place: (begins[place], ends[place]) for place in places}):
         newest[record.topic, record.key or b""] = record
-    found = Remembered()
+        if record.topic is Topic.CONTROL:
+            _raise_to(greatest, record)
+    found = Remembered(control_end=ends[Partition(Topic.CONTROL.value, partition)])
+    found.control.extend(greatest.items())
     for record in newest.values():
-        if record.value:
+        if record.topic is Topic.CONTROL:
+            name = name_of(record.key)
+            found.control.append((name, directive_of(name, record.value)))
+        elif record.value:
             _sort_in(found, record)
     return found
+
+
+def _raise_to(greatest: dict[str, Directive], record: Record) -> None:
+    name = name_of(record.key)
+    directive = directive_of(name, record.value)
+    before = greatest.get(name)
+    if directive is not None and (before is None or numbers(before) < numbers(directive)):
+        greatest[name] = directive
 
 
 def _sort_in(found: Remembered, record: Record) -> None:
     try:
         if record.topic is Topic.STATE:
             found.states.append(decode_state(record.value))
-        elif record.topic is Topic.CONTROL:
-            found.directives.append(read_json(record.value, Directive))
         else:
             found.rollouts.append(read_json(record.value, Rollout))
     except UnknownVersionError as error:
-        # Passed over, a newer gate's roll-out would be forgotten. A directive says nothing that the state
-        # beside it does not, and its topic is the one that others reach for.
-        if record.topic is not Topic.CONTROL:
-            raise VersionError(record, error.version) from None
-        log.error("%s: offset %d is passed over: %s", record.place, record.offset, error)
+        # Passed over, a newer gate's roll-out would be forgotten. (A directive may be of any version: it says
+        # nothing that the state beside it does not, and its topic is the one that others reach for.)
+        raise VersionError(record, error.version) from None
     except (StateError, msgspec.MsgspecError) as error:
         log.error("%s: offset %d cannot be read and is passed over: %s", record.place, record.offset, error)
 

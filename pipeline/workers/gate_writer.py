@@ -20,6 +20,7 @@ from pipeline.core.gate.state import encode_state
 from pipeline.errors import PipelineError
 from pipeline.workers.broker import client_options
 from pipeline.workers.faults import fault
+from schemas.control import Directive
 from schemas.topics import CONTENT_TYPE, JSON, Topic
 
 TRANSACTION_TIMEOUT_MS: Final = 10_000
@@ -91,4 +92,9 @@ def _records(effect: Effect) -> Iterator[tuple[Topic, str, bytes]]:
     if effect.decision is not None:
         yield Topic.DECISIONS, effect.name, msgspec.json.encode(effect.decision)
     if effect.directive is not None:
-        yield Topic.CONTROL, effect.name, msgspec.json.encode(effect.directive)
+        yield Topic.CONTROL, effect.name, control_value(effect.directive)
+
+
+def control_value(directive: Directive) -> bytes:
+    """A directive as it stands on the control topic."""
+    return msgspec.json.encode(directive)

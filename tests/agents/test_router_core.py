@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.router.core import Outcome, RouterState
+from agents.router import runner
+from agents.router.core import Outcome, RouterState, without_canary
 from agents.router.runner import Router, RouterSettings
-from schemas.control import Directive
+from schemas.control import Aborted, Directive
+from schemas.topics import gating_partition
 
 SECOND = 1_000_000
 PROMOTED = {"v1": 100.0, "v2": 0.0}
@@ -57,13 +60,24 @@ def test_only_a_greater_generation_and_epoch_is_applied() -> None:
 def test_a_renewal_extends_the_lease_and_changes_nothing() -> None:
     state = RouterState()
     state.apply(directive(1, 10.0), 0)
-    assert state.apply(directive(1, 10.0, at_s=10), 10 * SECOND) is Outcome.RENEWED
+    assert state.apply(directive(2, 10.0, at_s=10), 10 * SECOND) is Outcome.RENEWED
     held = state.effective(25 * SECOND)
     assert held is not None
     assert held.lease_valid
     held = state.effective(25 * SECOND + 1)
     assert held is not None
     assert not held.lease_valid
+
+
+def test_the_same_numbers_again_move_neither_weights_nor_lease() -> None:
+    """The gate numbers every renewal: whoever repeats numbers is not the gate."""
+    state = RouterState()
+    state.apply(directive(5, 10.0), 0)
+    assert state.apply(directive(5, 10.0, at_s=10), 10 * SECOND) is Outcome.STALE
+    assert state.apply(directive(5, 50.0, at_s=10), 10 * SECOND) is Outcome.STALE
+    held = state.effective(15 * SECOND + 1)
+    assert held is not None
+    assert (held.weights["v2"], held.lease_valid) == (10.0, False)
 
 
 def test_an_expired_lease_forbids_an_increase_and_allows_a_decrease() -> None:
@@ -82,7 +96,7 @@ def test_a_refused_increase_is_applied_when_its_lease_is_renewed() -> None:
     state = RouterState()
     state.apply(directive(1, 10.0), 0)
     assert state.apply(directive(2, 25.0, at_s=10), 26 * SECOND) is Outcome.EXPIRED
-    assert state.apply(directive(2, 25.0, at_s=27), 27 * SECOND) is Outcome.APPLIED
+    assert state.apply(directive(3, 25.0, at_s=27), 27 * SECOND) is Outcome.APPLIED
     assert canary_weight(state, 27) == 25.0
 
 
@@ -100,28 +114,70 @@ def test_a_promotion_is_an_increase_too() -> None:
     promotion = directive(2, 100.0, at_s=10, state="promoted", last_promoted=everything)
     assert state.apply(promotion, 26 * SECOND) is Outcome.EXPIRED
     assert canary_weight(state, 26) == 50.0
-    renewed = directive(2, 100.0, at_s=27, state="promoted", last_promoted=everything)
+    renewed = directive(3, 100.0, at_s=27, state="promoted", last_promoted=everything)
     assert state.apply(renewed, 27 * SECOND) is Outcome.APPLIED
     assert canary_weight(state, 27) == 100.0
     # A router that starts on it has no split of its own to keep.
     assert RouterState().apply(promotion, 26 * SECOND) is Outcome.APPLIED
 
 
-def test_a_tombstone_opens_no_way_back_to_an_older_directive() -> None:
-    router = Router(RouterSettings("nowhere:1", "r"), lambda _: None)
+@pytest.fixture
+def router() -> Router:
+    return Router(RouterSettings("nowhere:1", "r"), lambda _: None)
 
-    def take(record: Directive | None, at_s: float) -> None:
-        value = None if record is None else msgspec.json.encode(record)
-        router._take(b"chat", value, int(at_s * SECOND))
 
-    take(directive(5, 25.0), 0)
-    take(directive(6, 0.0, at_s=1, state="tripped"), 1)
-    take(None, 2)
-    take(directive(5, 25.0), 3)
-    assert canary_weight(router._states["chat"], 3) == 0.0
-    # Nobody renews it any more: a retired roll-out leaves.
-    take(None, 17)
-    assert "chat" not in router._states
+def take(router: Router, record: Directive | bytes | None, at_s: float = 0, **place: Any) -> None:
+    value = msgspec.json.encode(record) if isinstance(record, Directive) else record
+    partition, key = place.get("partition", gating_partition("chat")), place.get("key", b"chat")
+    router._take(partition, key, value, int(at_s * SECOND))
+
+
+def test_a_tombstone_says_nothing_whatever_the_lease(router: Router) -> None:
+    take(router, directive(6, 0.0, state="tripped"))
+    for at_s in (2, 17, 3600):
+        take(router, None, at_s)
+        take(router, directive(5, 25.0, at_s=at_s), at_s)
+        assert canary_weight(router._states["chat"], at_s) == 0.0
+    assert router.malformed == 3
+
+
+@pytest.mark.parametrize(
+    ("record", "place"),
+    [
+        (directive(9, 50.0), {"key": b"other"}),
+        (directive(9, 50.0), {"key": None}),
+        (directive(9, 50.0), {"partition": (gating_partition("chat") + 1) % 4}),
+        (directive(9, 50.0, weights={"v1": 95.0, "v2": 50.0}), {}),
+        (directive(9, 50.0, weights={}), {}),
+        (directive(9, 50.0, last_promoted={"v2": 99.0}), {}),
+        (directive(9, 50.0, weights={"v1": 150.0, "v2": -50.0}), {}),
+        (directive(2**53, 50.0), {}),
+        (directive(9, 50.0, generation=2**31), {}),
+        (b"", {}),
+        (b"{not a directive", {}),
+    ],
+)
+def test_what_no_gate_writes_is_no_directive(
+    router: Router, record: Directive | bytes, place: dict[str, Any]
+) -> None:
+    take(router, directive(6, 5.0))
+    take(router, record, **place)
+    assert canary_weight(router._states["chat"], 0) == 5.0
+    assert router.malformed == 1
+
+
+def test_when_it_is_full_the_longest_expired_goes(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MAX_ROLLOUTS", 2)
+
+    def named(rollout: str, at_s: float) -> None:
+        record = directive(1, 5.0, at_s=at_s, rollout=rollout)
+        take(router, record, at_s, key=rollout.encode(), partition=gating_partition(rollout))
+
+    for rollout, at_s in (("a", 1), ("b", 0), ("c", 2)):
+        named(rollout, at_s)
+    assert sorted(router._states) == ["a", "b"], "every lease is valid: nobody is pushed out"
+    named("c", 15.5)
+    assert sorted(router._states) == ["a", "c"]
 
 
 def test_dead_man_at_just_under_and_just_over_its_limit() -> None:
@@ -129,7 +185,7 @@ def test_dead_man_at_just_under_and_just_over_its_limit() -> None:
     state.apply(directive(1, 25.0), 0)
     assert canary_weight(state, 60) == 25.0
     assert state.effective_weights(60 * SECOND + 1) == PROMOTED
-    state.apply(directive(1, 25.0, at_s=70), 70 * SECOND)
+    state.apply(directive(2, 25.0, at_s=70), 70 * SECOND)
     assert canary_weight(state, 70) == 25.0
 
 
@@ -183,3 +239,37 @@ def test_while_leases_hold_the_greatest_record_alone_decides(log: list[Directive
         state.apply(lasting, 0)
     direct.apply(first[max(first)], 0)
     assert state.effective_weights(0) == direct.effective_weights(0)
+
+
+ORDERS = st.builds(Aborted, by=st.just("op"), ts_us=st.just(0), fallback=st.sampled_from([None, "v1", "v2"]))
+
+
+@given(st.lists(st.tuples(records, st.integers(0, 30)), max_size=12), ORDERS)
+def test_an_abort_on_this_machine_only_lowers(steps: list[tuple[Directive, int]], order: Aborted) -> None:
+    """Whatever the control topic says before and after, and whatever version the file names."""
+    state = RouterState()
+    now_us = 0
+    for record, pause_s in steps:
+        now_us += pause_s * SECOND
+        state.apply(record, now_us)
+        assert state.directive is not None
+        held = without_canary(state.effective(now_us), state.directive, order)
+        assert held.weights == {"v1": 100.0, "v2": 0.0}
+        assert held.aborted
+
+
+def test_an_abort_without_any_directive() -> None:
+    assert without_canary(None, None, Aborted(by="op", ts_us=0)).weights == {}
+    assert without_canary(None, None, Aborted(by="op", ts_us=0, fallback="v1")).weights == {"v1": 100.0}
+
+
+def test_an_unreadable_file_lets_nothing_be_above_the_promoted_split() -> None:
+    state = RouterState()
+    state.apply(directive(1, 25.0), 0)
+    held = state.effective(0, unsure=True)
+    assert held is not None
+    assert held.weights == PROMOTED
+    state.apply(directive(2, 0.0, state="tripped", last_promoted={"v1": 90.0, "v2": 10.0}), 0)
+    held = state.effective(0, unsure=True)
+    assert held is not None
+    assert held.weights["v2"] == 0.0

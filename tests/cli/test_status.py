@@ -9,7 +9,18 @@ from pipeline.cli.status import source_lines, source_standings, without_leader
 from pipeline.core.gate.state import encode_state
 from pipeline.workers.records import Partition, Record
 from schemas.topics import Topic
-from tests.core.gate.build import HASH, LOGITS, REQUESTS, SOURCES, T0, Bench, final, healthy_pairs, us
+from tests.core.gate.build import (
+    HASH,
+    LOGITS,
+    REQUESTS,
+    SOURCES,
+    T0,
+    Bench,
+    command,
+    final,
+    healthy_pairs,
+    us,
+)
 
 
 def record(topic: Topic, value: bytes, append_us: int = 0) -> Record:
@@ -51,12 +62,31 @@ def test_why_nothing_is_decided() -> None:
     bench.run(T0, T0 + 5, healthy_pairs())
     bench.write(bench.core.renew(us(T0 + 100)))
     (one,) = bench_standings(bench, us(T0 + 100))
-    assert "the newest complete second is 94 s old" in deciding(one, us(T0 + 101))[1]
+    why = deciding(one, us(T0 + 101))[1]
+    assert "the newest complete second is 94 s old; waiting for " in why
+    assert all(f"{topic}/0" in why for topic in SOURCES), "every source that is silent is named"
     assert "is `klaxon worker gate` running?" in deciding(one, us(T0 + 140))[1]
     bench.run(T0 + 6, T0 + 20, healthy_pairs(score=0.3, count=50))
     (one,) = bench_standings(bench, us(T0 + 141))
     assert deciding(one, us(T0 + 141)) == (False, "tripped is final until a new generation")
     assert "because of G3-divergence" in human(one, us(T0 + 141))
+
+
+def test_the_lease_says_what_routers_do() -> None:
+    bench = Bench.started()
+    bench.run(T0, T0 + 5, healthy_pairs())
+    bench.write(bench.core.renew(us(T0 + 22)))
+    (one,) = bench_standings(bench, us(T0 + 22))
+    assert "lease: renewed, valid for 13 s" in human(one, us(T0 + 24))
+    for at, words in (
+        (T0 + 47, "ran out 10 s ago, at "),
+        (T0 + 47, "no weight rises, routers go back to v1 100 % · v2 0 % in 35 s"),
+        (T0 + 90, "routers are back at the last promoted split, v1 100 % · v2 0 %"),
+    ):
+        assert words in human(one, us(at))
+    bench.command(command("abort", "a"), us(T0 + 91))
+    (one,) = bench_standings(bench, us(T0 + 91))
+    assert "lease" not in human(one, us(T0 + 300)), "a trip does not depend on it"
 
 
 def test_the_memory_tells_what_was_written() -> None:
@@ -81,7 +111,7 @@ def test_sources_that_stand_still_are_named() -> None:
     )
     told = {one.source: one.problem for one in found}
     assert told["klaxon.requests/0"] == ""
-    assert "closes nothing for 117 s: is `klaxon worker pair` running" in told["klaxon.logits/0"]
+    assert "closes nothing for 117 s, since " in told["klaxon.logits/0"]
     assert "other content settings" in told["klaxon.logits/1"]
     assert "is `klaxon worker measure` running?" in told["klaxon.telemetry/0"]
     lines = source_lines(found)

@@ -32,7 +32,7 @@ def test_msgpack_that_is_none_of_ours(value: bytes) -> None:
 def test_deep_nesting_ends_no_reader() -> None:
     """Each of these would be read again after a restart: one record must not take a process down for good."""
     router = Router(RouterSettings("nowhere:1", "r"), lambda _: None)
-    router._take(b"chat", DEEP_JSON, 0)
+    router._take(0, b"chat", DEEP_JSON, 0)
     assert router.malformed == 1
     with pytest.raises(StateError):
         decode_state(DEEP_JSON)

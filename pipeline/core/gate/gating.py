@@ -16,7 +16,7 @@ from pipeline.core.gate.evidence import RolloutEvidence
 from pipeline.core.gate.intake import Contents, Intake
 from pipeline.core.gate.machine import Evidence, Kind, Outcome, judge
 from pipeline.core.gate.orders import Moment, Obeyed, Parser, Refused, gap, obey
-from pipeline.core.gate.outbid import above, take_over
+from pipeline.core.gate.outbid import Topmost, above, take_over
 from pipeline.core.gate.policy import Family
 from pipeline.core.gate.run import Run, every_evaluation
 from pipeline.core.gate.settings import Effect, GateSettings, ReadFrom
@@ -46,14 +46,21 @@ class GateCore:
     # --- after a restart -------------------------------------------------------------------------------
 
     def restore(
-        self, states: Iterable[StateRecord], directives: Iterable[Directive], rollouts: Iterable[Rollout]
+        self,
+        states: Iterable[StateRecord],
+        control: Iterable[tuple[str, Directive | None]],
+        rollouts: Iterable[Rollout],
     ) -> None:
         """Take over what a predecessor wrote, each topic read to its end, the newest record per key.
+
+        `control`: key and directive (None: a tombstone, or none) in log order, the greatest one among them.
 
         Raises PipelineError if a policy that was obeyed once cannot be read any more.
         """
         known = {rollout.rollout: rollout for rollout in rollouts}
-        published = {directive.rollout: directive for directive in directives}
+        topmost: dict[str, Topmost] = {}
+        for name, directive in control:
+            topmost.setdefault(name, Topmost()).read(directive)
         for state in states:
             if isinstance(state, PartitionMemory):
                 self._commands = state
@@ -62,9 +69,9 @@ class GateCore:
             if rollout is None:
                 self._count("orphan_states")
                 continue
-            newest = published.get(state.rollout)
-            memory, contested = take_over(state, newest)
-            if contested and newest is not None:
+            said = topmost.get(state.rollout)
+            memory, contested = take_over(state, said or Topmost())
+            if contested and said is not None:
                 self._count("foreign_directives")
             policy = self.settings.parse_policy(rollout.policy)
             evidence = RolloutEvidence.of(memory, rollout.spec, policy)

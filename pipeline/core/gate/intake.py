@@ -18,6 +18,8 @@ from schemas.control import Inputs
 Contents = dict[str, list[tuple[Family, PopulationCells]]]
 """Roll-out → its populations of one second."""
 NOTHING: Final = Change([], [])
+NAMED: Final = 8
+"""Sources that a message names."""
 
 
 class Intake:
@@ -98,11 +100,16 @@ class Intake:
         target = self.complete_through()
         if target is None:
             silent = [source.name for source in self.sources.values() if source.closed_through is None]
-            return f"nothing was heard yet of {', '.join(silent)}"
+            return f"nothing was heard yet of {_listed(silent)}"
         age_us = now_us - (target + 1) * 1_000_000
         if age_us > blind_after_us:
-            slowest = min(self.sources.values(), key=lambda source: source.closed_through or 0)
-            return f"the newest complete second is {age_us // 1_000_000} s old; waiting for {slowest.name}"
+            late_us = now_us - blind_after_us
+            silent = [
+                source.name
+                for source in self.sources.values()
+                if source.closed_through is None or (source.closed_through + 1) * 1_000_000 < late_us
+            ]
+            return f"the newest complete second is {age_us // 1_000_000} s old; waiting for {_listed(silent)}"
         for source in self.sources.values():
             if source.topic in topics and source.unknown_in(target, target) is not None:
                 return f"second {target} of {source.name} is unknown"
@@ -161,3 +168,9 @@ class Intake:
             self.strays += 1
             return None
         return source
+
+
+def _listed(names: list[str]) -> str:
+    """A few by name: this is kept in the gate's memory."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

@@ -7,6 +7,7 @@ whose generation is renumbered stays the same run, with the same evidence, step 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
@@ -18,13 +19,18 @@ LAST: Final = (MAX_GENERATION, MAX_EPOCH)
 """Nothing can be written above these numbers."""
 
 
+def numbers(directive: Directive) -> tuple[int, int]:
+    """Generation and epoch: routers obey only a greater pair."""
+    return (directive.generation, directive.epoch)
+
+
 def above(memory: RolloutMemory, directive: Directive) -> RolloutMemory:
     """With numbers so great that the next epoch passes this directive; nothing else changes.
 
     Only above LAST there is no next one: there the gate writes the same numbers, which routers that start
     later obey, as the newest record, and running ones do not.
     """
-    theirs = (directive.generation, directive.epoch)
+    theirs = numbers(directive)
     if theirs < (memory.generation, memory.epoch):
         return memory
     if directive.epoch == MAX_EPOCH and directive.generation < MAX_GENERATION:
@@ -42,27 +48,41 @@ def next_epoch(memory: RolloutMemory) -> RolloutMemory:
     return replace(memory, epoch=min(memory.epoch + 1, MAX_EPOCH))
 
 
-def take_over(memory: RolloutMemory, newest: Directive | None) -> tuple[RolloutMemory, bool]:
+@dataclass(slots=True)
+class Topmost:
+    """What the control topic says of one roll-out."""
+
+    newest: Directive | None = None
+    """None: a tombstone, or no directive."""
+    greatest: Directive | None = None
+
+    def read(self, directive: Directive | None) -> None:
+        """The next record, in log order."""
+        self.newest = directive
+        if directive is not None and (self.greatest is None or numbers(self.greatest) < numbers(directive)):
+            self.greatest = directive
+
+
+def take_over(memory: RolloutMemory, topmost: Topmost) -> tuple[RolloutMemory, bool]:
     """What a new owner goes on with, and whether the control topic says something else than its memory.
 
-    `newest`: the newest directive of this roll-out there, None where there is none. Without transactions the
-    directive may have been written and the state not: a trip wins.
+    Without transactions the directive may have been written and the state not: a trip wins.
     """
-    if newest is None:
-        return memory, not memory.retired
-    if (newest.generation, newest.epoch) <= (memory.generation, memory.epoch):
-        return memory, not _says(newest, memory)
-    if newest.generation == memory.generation and newest.state == "tripped" and not memory.final:
+    newest, greatest = topmost.newest, topmost.greatest
+    if greatest is None or numbers(greatest) <= (memory.generation, memory.epoch):
+        says_less = newest is None and not memory.retired
+        return memory, says_less or (newest is not None and not _says(newest, memory))
+    if greatest.generation == memory.generation and greatest.state == "tripped" and not memory.final:
         memory = replace(
             memory,
-            decided_epoch=newest.epoch,
+            decided_epoch=greatest.epoch,
             state="tripped",
-            weights=newest.weights,
-            last_promoted=newest.last_promoted,
-            level=newest.level,
-            cause=newest.cause,
+            weights=greatest.weights,
+            last_promoted=greatest.last_promoted,
+            level=greatest.level,
+            cause=greatest.cause,
         )
-    return above(memory, newest), True
+    return above(memory, greatest), True
 
 
 def _says(directive: Directive, memory: RolloutMemory) -> bool:

@@ -225,12 +225,19 @@ class Bench:
             effects += self.judge(second)
         return effects
 
-    def crash(self) -> Bench:
-        """A successor that has only what was written; it has read the finals again, none judged yet."""
+    def crash(self, control: Sequence[tuple[str, Directive | None]] | None = None) -> Bench:
+        """A successor that has only what was written; it has read the finals again, none judged yet.
+
+        `control`: what it reads of the control topic, where that is not what the gate wrote last.
+        """
         core = GateCore(0, self.sources, self.settings)
         core.restore(
             [decode_state(value) for value in self.states.values()],
-            [msgspec.convert(msgspec.to_builtins(one), Directive) for one in self.control.values()],
+            control
+            or [
+                (name, msgspec.convert(msgspec.to_builtins(one), Directive))
+                for name, one in self.control.items()
+            ],
             self.rollouts.values(),
         )
         read_from = core.read_from()

@@ -1,0 +1,107 @@
+"""What stands on a gating partition's control topic beside the gate's own directives.
+
+Outside the group, read-committed as routers read it: what a router could obey is seen here, nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from typing import Final
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from pipeline.config import KafkaConfig
+from pipeline.workers.broker import client_options, isolation
+from schemas.control import Directive
+from schemas.records import read_json
+from schemas.topics import Topic
+
+log = logging.getLogger("klaxon.gate")
+
+POLL_MS: Final = 500
+PAUSE_S: Final = 0.2
+"""Between two looks: whoever floods the topic is answered this often, not once a record."""
+TELL_EVERY_S: Final = 10.0
+
+
+class ControlWatch:
+    """Follows one partition of the control topic from an offset on. `start` before use, `stop` after."""
+
+    def __init__(self, kafka: KafkaConfig, partition: int) -> None:
+        self._place = TopicPartition(Topic.CONTROL.value, partition)
+        self._consumer: AIOKafkaConsumer[bytes, bytes] = AIOKafkaConsumer(
+            **client_options(kafka),
+            isolation_level=isolation(kafka),
+            enable_auto_commit=False,
+            auto_offset_reset="latest",
+            fetch_max_wait_ms=POLL_MS,
+        )
+        self._own: set[bytes] = set()
+        self._untold: Counter[str] = Counter()
+        self._told_s = -TELL_EVERY_S
+
+    async def start(self, first: int) -> None:
+        """Connect, and read on at this offset; raises aiokafka's KafkaConnectionError."""
+        await self._consumer.start()
+        self._consumer.assign([self._place])
+        self._consumer.seek(self._place, first)
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        await self._consumer.stop()
+
+    def expect(self, value: bytes) -> None:
+        """The gate writes this: the first such record to come by is no foreign one. Kept until it does."""
+        self._own.add(value)
+
+    async def foreign(self) -> dict[str, list[Directive | None]]:
+        """Foreign records since the last call, by the roll-out that is their key; waits at most POLL_MS.
+
+        None stands for a tombstone, for what is no directive, and for one of another roll-out than its key:
+        routers pass over that, but compaction puts it in the place of ours.
+        """
+        found: dict[str, list[Directive | None]] = {}
+        for records in (await self._consumer.getmany(self._place, timeout_ms=POLL_MS)).values():
+            for record in records:
+                if record.value is not None and record.value in self._own:
+                    self._own.remove(record.value)
+                    continue
+                name = name_of(record.key)
+                found.setdefault(name, []).append(directive_of(name, record.value))
+        return found
+
+    def tell(self, name: str, records: int, answer: str) -> None:
+        """A warning about foreign records of a roll-out, at most one in TELL_EVERY_S."""
+        self._untold[name if len(self._untold) < 100 else "others"] += records
+        if time.monotonic() - self._told_s < TELL_EVERY_S:
+            return
+        self._told_s = time.monotonic()
+        said = ", ".join(f"{count} of {one[:60]!r}" for one, count in sorted(self._untold.items()))
+        self._untold.clear()
+        log.warning(
+            "%s/%d: foreign records, which no gate wrote: %s; %s; find out who may write this topic "
+            "(only the gate needs to)",
+            self._place.topic,
+            self._place.partition,
+            said,
+            answer,
+        )
+
+
+def name_of(key: bytes | None) -> str:
+    """The roll-out that a record's key names."""
+    return (key or b"").decode("utf-8", "replace")
+
+
+def directive_of(name: str, value: bytes | None) -> Directive | None:
+    """The directive of this roll-out in a record's value; None if it is none."""
+    if not value:
+        return None
+    try:
+        directive = read_json(value, Directive)
+    except msgspec.DecodeError:
+        return None
+    return directive if directive.rollout == name else None
