@@ -6,38 +6,45 @@ anything was taken out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from pipeline.core.bins import KIND_OF_MEASURE, bin_count, bin_of
-from pipeline.core.cells import OTHER, OVERFLOW, CellSums, worst_of
+from pipeline.core.cells import OTHER, OVERFLOW
 from pipeline.core.evidence import Evidence
-from schemas.buckets import WORST_KEPT, Cell, Population, PopulationCells, Second
-from schemas.columns import I8
+from pipeline.core.table import CellTable, Histograms, histogram_keys
+from schemas.buckets import Population, PopulationCells, Second
+from schemas.columns import I8, Bool
 from schemas.events import Arm
 
 CellKey: TypeAlias = tuple[Population | None, str, str]
+
+_NO_ROOM: Final = -1
+"""Stands for the column of a cell that found no room in its bucket."""
+_SMALL_KEYS: Final = 1 << 16
+"""Keys below it are sorted as 16-bit integers: by radix, in a tenth of the time."""
 
 
 @dataclass(slots=True)
 class Bucket:
     """One open second. `used` counts the cells held against the cap."""
 
-    cells: dict[CellKey, CellSums] = field(default_factory=dict)
+    table: CellTable
+    cells: dict[CellKey, int] = field(default_factory=dict)
+    """Each cell's column of the table, in the order in which the cells were claimed."""
+    histograms: Histograms = field(default_factory=Histograms)
     populations: set[Population] = field(default_factory=set)
     used: int = 0
-    changed: set[CellKey] = field(default_factory=set)
-    seen: set[object] = field(default_factory=set)
+    seen: set[Hashable] = field(default_factory=set)
     """Keys of the events counted here, for dropping duplicates."""
 
-    def place(self, key: CellKey, capacity: int) -> CellSums | None:
-        """The cell, created if there is room for it; None where there is none."""
-        cell = self.cells.get(key)
-        if cell is not None:
-            return cell
+    def place(self, key: CellKey, capacity: int) -> int | None:
+        """The cell's column, taken if there is room for it; None where there is none."""
+        column = self.cells.get(key)
+        if column is not None:
+            return column
         population, _, _ = key
         # A new population takes two places, so that it always has its own `other`.
         newcomer = population is not None and population not in self.populations
@@ -47,18 +54,36 @@ class Bucket:
         if newcomer and population is not None:
             self.populations.add(population)
         self.used += needed
-        cell = self.cells[key] = CellSums()
-        return cell
+        column = self.cells[key] = self.table.take()
+        return column
 
-    def overflow(self, population: Population | None) -> tuple[CellKey, CellSums]:
-        """Where evidence goes that found no cell: its population's `other`, or its arm's catch-all."""
+    def overflow(self, population: Population | None) -> int:
+        """The column of evidence that found no cell: its population's `other`, or its arm's catch-all."""
         if population is not None and population not in self.populations:
             population = catch_all(population.arm)
         key: CellKey = (population, OTHER, "")
-        cell = self.cells.get(key)
-        if cell is None:
-            cell = self.cells[key] = CellSums()
-        return key, cell
+        column = self.cells.get(key)
+        if column is None:
+            column = self.cells[key] = self.table.take()
+        return column
+
+    def columns(self) -> I8:
+        """Of all cells, in order."""
+        return np.fromiter(self.cells.values(), dtype=np.int64, count=len(self.cells))
+
+    def content(self, second: int, chosen: Bool | None = None) -> Second:
+        """Cells in the form that travels, grouped by population, in order; `chosen`: which of them."""
+        keys, columns = list(self.cells), self.columns()
+        if chosen is not None:
+            keys, columns = [keys[at] for at in np.flatnonzero(chosen).tolist()], columns[chosen]
+        cells = self.table.cells([(name, value) for _, name, value in keys], columns, self.histograms)
+        grouped: dict[Population | None, PopulationCells] = {}
+        for (population, _, _), cell in zip(keys, cells, strict=True):
+            held = grouped.get(population)
+            if held is None:
+                held = grouped[population] = PopulationCells(population, [])
+            held.cells.append(cell)
+        return Second(second, list(grouped.values()))
 
 
 def catch_all(arm: Arm) -> Population:
@@ -72,13 +97,15 @@ class Buckets:
     def __init__(self, capacity: int) -> None:
         """At most `capacity` cells per second, besides one `other` per arm for populations without room."""
         self._capacity = capacity
+        self._table = CellTable()
         self._open: dict[int, Bucket] = {}
+        self._changed: set[int] = set()
 
     def bucket(self, second: int) -> Bucket:
         """The bucket of an open second; the caller guarantees that it is not closed yet."""
         bucket = self._open.get(second)
         if bucket is None:
-            bucket = self._open[second] = Bucket()
+            bucket = self._open[second] = Bucket(self._table)
         return bucket
 
     def add(self, evidence: Evidence) -> None:
@@ -86,53 +113,90 @@ class Buckets:
         if evidence.n == 0:
             return
         claims = _claims(evidence)
-        targets: list[tuple[CellKey, CellSums] | None] = [None] * len(claims.keys)
-        for at in claims.order:
-            second, key = claims.keys[at]
-            bucket = self.bucket(second)
-            cell = bucket.place(key, self._capacity)
-            if cell is not None:
-                targets[at] = (key, cell)
-                bucket.changed.add(key)
-        homeless = np.array([target is None for target in targets], dtype=np.bool_)[claims.claim]
-        _add(evidence, claims.rows[~homeless], claims.claim[~homeless], targets)
-        first = ~homeless & claims.is_total
-        _add_totals(evidence, claims.rows[first], claims.claim[first], targets)
-        if homeless.any():
-            self._add_overflow(evidence, claims, homeless)
+        self._changed.update(claims.seconds)
+        columns = self._place(evidence, claims)
+        totals = {name: counts for name, counts in evidence.totals.items() if counts.any()}
+        homes = claims.homes(columns, evidence.n) if totals else None
+        lost = columns == _NO_ROOM
+        if lost.any():
+            rows, times = np.unique(claims.only(lost).rows, return_counts=True)
+            others = self._overflow_columns(evidence, rows)
+            self._table.add_counts(OVERFLOW, times, others)
+            if homes is not None:
+                unhoused = homes[rows] == _NO_ROOM
+                homes[rows[unhoused]] = others[unhoused]
+            self._add(evidence, *_grouped(rows, others))
+            claims, columns = claims.only(~lost), columns[~lost]
+        self._add(evidence, claims.rows, claims.starts, columns)
+        for name, counts in totals.items():
+            assert homes is not None
+            held = np.flatnonzero((counts != 0) & (homes != _NO_ROOM))
+            self._table.add_counts(name, counts[held], homes[held])
 
-    def _add_overflow(self, evidence: Evidence, claims: _Claims, homeless: np.ndarray) -> None:
-        """A row counts once in `other`, however many of its cells found no room."""
-        rows, lost = np.unique(claims.rows[homeless], return_counts=True)
-        index: dict[tuple[int, CellKey], int] = {}
-        targets: list[tuple[CellKey, CellSums] | None] = []
-        claim = np.empty(len(rows), dtype=np.int64)
-        for at, row in enumerate(rows.tolist()):
-            second = int(evidence.second[row])
-            bucket = self.bucket(second)
-            key, cell = bucket.overflow(evidence.populations[int(evidence.population[row])])
-            bucket.changed.add(key)
-            claim[at] = index.setdefault((second, key), len(index))
-            if len(index) > len(targets):
-                targets.append((key, cell))
-            cell.counters[OVERFLOW] = cell.counters.get(OVERFLOW, 0) + int(lost[at])
-        _add(evidence, rows, claim, targets)
-        homeless_totals = np.isin(rows, claims.rows[homeless & claims.is_total])
-        _add_totals(evidence, rows[homeless_totals], claim[homeless_totals], targets)
+    def _place(self, evidence: Evidence, claims: _Claims) -> I8:
+        """Every claim's column, taken in log order: by first row, within a row by dimension."""
+        order = np.lexsort((claims.dimension, claims.rows[claims.starts]))
+        columns = np.empty(len(order), dtype=np.int64)
+        wanted = zip(
+            order.tolist(),
+            evidence.second[claims.rows[claims.starts[order]]].tolist(),
+            claims.population[order].tolist(),
+            claims.dimension[order].tolist(),
+            claims.code[order].tolist(),
+            strict=True,
+        )
+        for at, second, population, number, code in wanted:
+            dimension = evidence.dimensions[number]
+            key = (evidence.populations[population], dimension.name, dimension.values[code])
+            column = self.bucket(second).place(key, self._capacity)
+            columns[at] = _NO_ROOM if column is None else column
+        return columns
 
-    def close(self, through: int) -> list[tuple[int, Bucket]]:
-        """Take out all seconds up to and including `through`, ascending."""
-        closed = sorted(second for second in self._open if second <= through)
-        return [(second, self._open.pop(second)) for second in closed]
+    def _overflow_columns(self, evidence: Evidence, rows: I8) -> I8:
+        """Where each of these rows counts, once, however many of its cells found no room."""
+        seconds, populations = evidence.second[rows].tolist(), evidence.population[rows].tolist()
+        found = [
+            self.bucket(second).overflow(evidence.populations[population])
+            for second, population in zip(seconds, populations, strict=True)
+        ]
+        return np.array(found, dtype=np.int64)
+
+    def _add(self, evidence: Evidence, rows: I8, starts: I8, columns: I8) -> None:
+        """Add counters, measures and worst rows: `rows[starts[i] : starts[i + 1]]` to `columns[i]`."""
+        if len(rows) == 0:
+            return
+        table = self._table
+        for name, counts in evidence.counters.items():
+            table.add_counts(name, np.add.reduceat(counts[rows], starts), columns)
+        table.add_rows(evidence.measures, rows, starts, columns)
+        owners = np.repeat(columns, np.diff(starts, append=len(rows)))
+        for keys, owning in histogram_keys(evidence.measures, rows, owners):
+            seconds = evidence.second[owning]
+            for second in np.unique(seconds).tolist():
+                self.bucket(second).histograms.add(keys[seconds == second])
+        if evidence.worst is not None and evidence.ids is not None:
+            scores, present = evidence.worst
+            held = present[rows]
+            table.add_worst(scores, evidence.ids, rows[held], owners[held])
+
+    def close(self, through: int) -> list[Second]:
+        """Take out all seconds up to and including `through`, ascending, in the form that travels."""
+        closed = []
+        for second in sorted(second for second in self._open if second <= through):
+            bucket = self._open.pop(second)
+            closed.append(bucket.content(second))
+            self._table.give_back(bucket.columns())
+            self._changed.discard(second)
+        return closed
 
     def changed(self) -> list[Second]:
         """Whole cells of open seconds that changed since the last call, seconds ascending."""
         seconds = []
-        for second in sorted(self._open):
+        for second in sorted(self._changed):
             bucket = self._open[second]
-            if bucket.changed:
-                seconds.append(content(second, {key: bucket.cells[key] for key in bucket.changed}))
-                bucket.changed = set()
+            seconds.append(bucket.content(second, self._table.changed[bucket.columns()]))
+        self._changed.clear()
+        self._table.changed[:] = False
         return seconds
 
     @property
@@ -151,147 +215,85 @@ class Buckets:
         return sum(len(bucket.seen) for bucket in self._open.values())
 
 
-def content(second: int, cells: Mapping[CellKey, CellSums]) -> Second:
-    """A second's cells in the form that travels, grouped by population, in the order given."""
-    grouped: dict[Population | None, list[Cell]] = {}
-    for (population, dimension, value), sums in cells.items():
-        grouped.setdefault(population, []).append(sums.cell(dimension, value))
-    return Second(second, [PopulationCells(population, held) for population, held in grouped.items()])
-
-
 @dataclass(frozen=True, slots=True)
 class _Claims:
-    """Rows × cells: claim i says that row `rows[i]` belongs to the cell `keys[claim[i]]`."""
+    """Rows × cells, cell by cell: rows `rows[starts[i] : starts[i + 1]]`, ascending, belong to cell i."""
 
     rows: I8
-    claim: I8
-    is_total: np.ndarray
-    """Claims of the first dimension, which carry a row's totals."""
-    keys: list[tuple[int, CellKey]]
-    order: list[int]
-    """Indices of `keys` in log order: by first row, within a row by dimension."""
+    starts: I8
+    population: I8
+    dimension: I8
+    code: I8
+    seconds: list[int]
+    """All there are."""
+
+    @property
+    def _sizes(self) -> I8:
+        return np.diff(self.starts, append=len(self.rows))
+
+    def only(self, cells: Bool) -> _Claims:
+        """Those of some of the cells."""
+        sizes = self._sizes
+        return _Claims(
+            self.rows[np.repeat(cells, sizes)],
+            _starts_of(sizes[cells]),
+            self.population[cells],
+            self.dimension[cells],
+            self.code[cells],
+            self.seconds,
+        )
+
+    def homes(self, columns: I8, n: int) -> I8:
+        """(n,) each row's column in the first dimension, where its totals count; _NO_ROOM for none."""
+        homes = np.full(n, _NO_ROOM, dtype=np.int64)
+        first = np.repeat(self.dimension == 0, self._sizes)
+        homes[self.rows[first]] = np.repeat(columns, self._sizes)[first]
+        return homes
 
 
 def _claims(evidence: Evidence) -> _Claims:
-    dimensions = evidence.dimensions
-    row_parts, dimension_parts, code_parts = [], [], []
-    for at, dimension in enumerate(dimensions):
-        rows = np.flatnonzero(dimension.codes >= 0)
-        row_parts.append(rows)
-        dimension_parts.append(np.full(len(rows), at, dtype=np.int64))
-        code_parts.append(dimension.codes[rows])
-    rows, which, codes = (
-        np.concatenate(row_parts),
-        np.concatenate(dimension_parts),
-        np.concatenate(code_parts),
-    )
-    width = max(len(dimension.values) for dimension in dimensions)
-    _, second_at = np.unique(evidence.second, return_inverse=True)
-    base = second_at.astype(np.int64) * len(evidence.populations) + evidence.population
-    combined = (base[rows] * len(dimensions) + which) * width + codes
-    # Within a dimension rows ascend, and a code belongs to one dimension: the first is the earliest row.
-    _, first, claim = np.unique(combined, return_index=True, return_inverse=True)
-    keys: list[tuple[int, CellKey]] = []
-    for row, at, code in zip(rows[first].tolist(), which[first].tolist(), codes[first].tolist(), strict=True):
-        population = evidence.populations[int(evidence.population[row])]
-        dimension = dimensions[at]
-        keys.append((int(evidence.second[row]), (population, dimension.name, dimension.values[code])))
-    order = np.lexsort((which[first], rows[first])).tolist()
-    return _Claims(rows, claim.astype(np.int64), which == 0, keys, order)
+    """Which rows claim which cells. Cells stand by second, dimension, population and code."""
+    seconds, second_at = np.unique(evidence.second, return_inverse=True)
+    widths = np.array([len(dimension.values) for dimension in evidence.dimensions], dtype=np.int64)
+    begins = _starts_of(widths * len(evidence.populations))
+    per_second = int(widths.sum()) * len(evidence.populations)
+    base = second_at.astype(np.int64) * per_second
+    row_parts, key_parts = [], []
+    for dimension, width, begin in zip(evidence.dimensions, widths.tolist(), begins.tolist(), strict=True):
+        keys = evidence.population * width + base
+        keys += dimension.codes + begin
+        if int(dimension.codes.min()) >= 0:
+            row_parts.append(np.arange(evidence.n))
+        else:
+            rows = np.flatnonzero(dimension.codes >= 0)
+            row_parts.append(rows)
+            keys = keys[rows]
+        key_parts.append(keys)
+    rows, keys = np.concatenate(row_parts), np.concatenate(key_parts)
+    small = per_second * len(seconds) <= _SMALL_KEYS
+    # Stable, and rows ascend within a dimension: so they do within a cell.
+    order = np.argsort(keys.astype(np.uint16) if small else keys, kind="stable")
+    rows, keys = rows[order], keys[order]
+    starts = _starts_of_runs(keys)
+    cells = keys[starts] % per_second
+    number = np.searchsorted(begins, cells, side="right") - 1
+    cells -= begins[number]
+    width = widths[number]
+    return _Claims(rows, starts, cells // width, number, cells % width, seconds.tolist())
 
 
-def _runs(sorted_claims: I8) -> I8:
-    """Start of every run of equal values."""
-    return np.flatnonzero(np.concatenate(([True], sorted_claims[1:] != sorted_claims[:-1])))
+def _grouped(rows: I8, columns: I8) -> tuple[I8, I8, I8]:
+    """Rows by column, where each column's begin, and the distinct columns."""
+    order = np.argsort(columns, kind="stable")
+    rows, columns = rows[order], columns[order]
+    starts = _starts_of_runs(columns)
+    return rows, starts, columns[starts]
 
 
-def _add(evidence: Evidence, rows: I8, claim: I8, targets: list[tuple[CellKey, CellSums] | None]) -> None:
-    """Add counters, measures and worst rows to the cells claimed; every claim has a target."""
-    if len(rows) == 0:
-        return
-    order = np.argsort(claim, kind="stable")
-    rows, claim = rows[order], claim[order]
-    _add_counts(evidence.counters, rows, claim, targets)
-    for name, (values, present) in evidence.measures.items():
-        held = present[rows]
-        if held.any():
-            _add_measure(name, values[rows[held]], claim[held], targets)
-    if evidence.worst is not None and evidence.ids is not None:
-        scores, present = evidence.worst
-        held = present[rows]
-        _add_worst(scores, evidence.ids, rows[held], claim[held], targets)
+def _starts_of(sizes: I8) -> I8:
+    return np.cumsum(sizes) - sizes
 
 
-def _cell(targets: list[tuple[CellKey, CellSums] | None], at: int) -> CellSums:
-    target = targets[at]
-    assert target is not None
-    return target[1]
-
-
-def _add_counts(
-    counters: Mapping[str, I8], rows: I8, claim: I8, targets: list[tuple[CellKey, CellSums] | None]
-) -> None:
-    starts = _runs(claim)
-    held = [_cell(targets, at) for at in claim[starts].tolist()]
-    for name, counts in counters.items():
-        sums = np.add.reduceat(counts[rows], starts).tolist()
-        for cell, total in zip(held, sums, strict=True):
-            if total:
-                cell.counters[name] = cell.counters.get(name, 0) + total
-
-
-def _add_totals(
-    evidence: Evidence, rows: I8, claim: I8, targets: list[tuple[CellKey, CellSums] | None]
-) -> None:
-    if len(rows) == 0 or not evidence.totals:
-        return
-    order = np.argsort(claim, kind="stable")
-    _add_counts(evidence.totals, rows[order], claim[order], targets)
-
-
-def _add_measure(name: str, values: I8, claim: I8, targets: list[tuple[CellKey, CellSums] | None]) -> None:
-    starts = _runs(claim)
-    counts = np.diff(np.append(starts, len(claim))).tolist()
-    columns: Iterable[tuple[int, int, int, int, int]] = zip(
-        claim[starts].tolist(),
-        counts,
-        np.add.reduceat(values, starts).tolist(),
-        np.minimum.reduceat(values, starts).tolist(),
-        np.maximum.reduceat(values, starts).tolist(),
-        strict=True,
-    )
-    sums = {}
-    for at, count, total, least, greatest in columns:
-        sums[at] = _cell(targets, at).measure(name)
-        sums[at].add(count, total, least, greatest)
-    kind = KIND_OF_MEASURE.get(name)
-    if kind is None:
-        return
-    width = bin_count(kind)
-    found, times = np.unique(claim * width + bin_of(kind, values), return_counts=True)
-    owners, bins = found // width, (found % width).tolist()
-    starts = _runs(owners)
-    ends = [*starts[1:].tolist(), len(bins)]
-    added = times.tolist()
-    for at, start, end in zip(owners[starts].tolist(), starts.tolist(), ends, strict=True):
-        held = sums[at].bins
-        for k, count in zip(bins[start:end], added[start:end], strict=True):
-            held[k] = held.get(k, 0) + count
-
-
-def _add_worst(
-    scores: I8,
-    ids: Iterable[bytes],
-    rows: I8,
-    claim: I8,
-    targets: list[tuple[CellKey, CellSums] | None],
-) -> None:
-    names = list(ids)
-    gathered: dict[int, list[tuple[int, bytes]]] = {}
-    for row, at, score in zip(rows.tolist(), claim.tolist(), scores[rows].tolist(), strict=True):
-        entries = gathered.setdefault(at, [])
-        entries.append((score, names[row]))
-    for at, entries in gathered.items():
-        cell = _cell(targets, at)
-        if len(cell.worst) < WORST_KEPT or max(entries) > cell.worst[-1]:
-            cell.worst = worst_of((*cell.worst, *entries))
+def _starts_of_runs(values: I8) -> I8:
+    """Where every run of equal values starts."""
+    return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))

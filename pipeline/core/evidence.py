@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 
 from pipeline.core.cells import CONTEXT_LIMITS, UNKNOWN
+from pipeline.core.texts import Texts
 from schemas.buckets import Population
-from schemas.columns import I8, NO_LABEL, Bool, LabelColumn
+from schemas.columns import ABSENT, I8, Bool
 
 SECOND_US: Final = 1_000_000
 
@@ -79,35 +80,47 @@ def constant(name: str, value: str, n: int) -> Dimension:
     return Dimension(name, (value,), np.zeros(n, dtype=np.int64))
 
 
-def label(name: str, column: LabelColumn, rows: I8) -> Dimension:
-    """A dimension from a label column at these rows; an absent label is the value `unknown`."""
-    codes = column.codes[rows].astype(np.int64)
-    return Dimension(name, (*column.values, UNKNOWN), np.where(codes == NO_LABEL, len(column.values), codes))
+def texts(name: str, labels: Texts) -> Dimension:
+    """A dimension of labels; absent and empty ones have the value `unknown`."""
+    values, codes = labels.values, labels.codes
+    silent = codes == ABSENT
+    if "" in values:
+        silent |= codes == values.index("")
+    if not silent.any():
+        return Dimension(name, values, codes)
+    if UNKNOWN not in values:
+        values = (*values, UNKNOWN)
+    return Dimension(name, values, np.where(silent, values.index(UNKNOWN), codes))
 
 
-def texts(name: str, values: Sequence[str]) -> Dimension:
-    """A dimension from one text per row."""
-    index: dict[str, int] = {}
-    codes = np.array([index.setdefault(value, len(index)) for value in values], dtype=np.int64)
-    return Dimension(name, tuple(index), codes)
+def crossed(name: str, parts: Sequence[Dimension]) -> Dimension:
+    """The product of dimensions that have every row as a member; values joined by |."""
+    combined = np.zeros(len(parts[0].codes), dtype=np.int64)
+    for part in parts:
+        combined = combined * len(part.values) + part.codes
+    _, first, codes = np.unique(combined, return_index=True, return_inverse=True)
+    values = tuple("|".join(part.values[int(part.codes[row])] for part in parts) for row in first.tolist())
+    return Dimension(name, values, codes.astype(np.int64))
 
 
 def members(dimension: Dimension, rows: Bool) -> Dimension:
     """The same dimension with only these rows as members."""
+    if rows.all():
+        return dimension
     return Dimension(dimension.name, dimension.values, np.where(rows, dimension.codes, -1))
 
 
-def contexts(input_tokens: I8, node: Dimension) -> list[Dimension]:
-    """Nested context classes, then node × nested context class."""
-    nested, crossed = [], []
+def contexts(input_tokens: I8, node: Dimension) -> tuple[list[Dimension], list[Dimension]]:
+    """Nested context classes, and node × nested context class."""
+    nested, crossed_with_node = [], []
     for limit in CONTEXT_LIMITS:
         over = input_tokens > limit
         if not over.any():
             break
         nested.append(members(constant("context", f">{limit}", len(over)), over))
         values = tuple(f"{name}|>{limit}" for name in node.values)
-        crossed.append(members(Dimension("node_context", values, node.codes), over))
-    return nested + crossed
+        crossed_with_node.append(members(Dimension("node_context", values, node.codes), over))
+    return nested, crossed_with_node
 
 
 def sampling(temperature: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Dimension:
@@ -119,3 +132,8 @@ def sampling(temperature: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Dimen
 def seconds_of(event_us: I8) -> I8:
     """The one-second bucket of each time."""
     return event_us // SECOND_US
+
+
+def or_none(number: int) -> int | None:
+    """A number that may be ABSENT."""
+    return None if number == ABSENT else number

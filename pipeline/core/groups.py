@@ -11,31 +11,63 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from pipeline.core.divergence import Half
-from schemas.columns import BASELINE
+import numpy as np
 
-GroupKey: TypeAlias = tuple[str, bytes, bytes | None]
-"""(rollout, signature, pair id); without a pair id the signature alone."""
+from pipeline.core.texts import DIGEST_BYTES, digests, joined
+from schemas.columns import BASELINE, LogitColumns
+
+GroupKey: TypeAlias = bytes
+"""Digest of the roll-out, signature, pair id (16 bytes each); without a pair id the first two."""
 
 Moment: TypeAlias = tuple[int, int]
 """(log time in µs, bytes read through): where in the log something stands. Neither ever falls."""
 
+NAMED_MEMORY: Final = 2
+ANONYMOUS_MEMORY: Final = 1
+"""How many join timeouts a key is remembered after it came."""
+_ANONYMOUS_BYTES: Final = DIGEST_BYTES + 16
+_NAMED_BYTES: Final = _ANONYMOUS_BYTES + 16
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Halves:
+    """The halves of one record. Lists have one entry per half."""
+
+    columns: LogitColumns
+    offset: int
+    positions: list[int]
+    """Index of each event inside its record."""
+    event_us: list[int]
+    """Completion, cut at append time + 5 s."""
+
+
+class Arrival(NamedTuple):
     """One half as it came: which event of which record."""
 
-    half: Half
-    arm: int
-    node: str
-    ts_us: int
-    event_us: int
-    """Completion, cut at append time + 5 s."""
-    offset: int
-    position: int
-    """Index of the event inside its record."""
+    record: Halves
+    at: int
+
+    @property
+    def offset(self) -> int:
+        """Of its record."""
+        return self.record.offset
+
+    @property
+    def event_us(self) -> int:
+        """Completion, cut at append time + 5 s."""
+        return self.record.event_us[self.at]
+
+
+def group_keys(columns: LogitColumns) -> list[GroupKey]:
+    """Which group each half belongs to."""
+    rollouts = digests(joined([columns.labels["rollout"]]))
+    parts = np.concatenate((rollouts, columns.signature, columns.pair_id), axis=1)
+    keys: list[bytes] = parts.view(f"V{_NAMED_BYTES}").ravel().tolist()
+    for at in np.flatnonzero(~columns.has_pair_id).tolist():
+        keys[at] = keys[at][:_ANONYMOUS_BYTES]
+    return keys
 
 
 @dataclass(slots=True)
@@ -62,12 +94,27 @@ class Group:
     @property
     def is_anonymous(self) -> bool:
         """Joined by signature alone."""
-        return self.key[2] is None
+        return len(self.key) == _ANONYMOUS_BYTES
+
+    @property
+    def signature(self) -> bytes:
+        """16 bytes."""
+        return self.key[DIGEST_BYTES:_ANONYMOUS_BYTES]
+
+    @property
+    def pair_id(self) -> bytes | None:
+        """16 bytes; None if joined by signature alone."""
+        return None if self.is_anonymous else self.key[_ANONYMOUS_BYTES:]
+
+    @property
+    def name(self) -> bytes:
+        """What a pair of this group is called: its pair id, else its signature."""
+        return self.key[-16:]
 
     @property
     def memory(self) -> int:
         """How long the key is remembered after it came, in join timeouts."""
-        return 1 if self.is_anonymous else 2
+        return ANONYMOUS_MEMORY if self.is_anonymous else NAMED_MEMORY
 
     def comparisons(self) -> list[int]:
         """Arms that were expected or came and are compared with the baseline."""
@@ -104,16 +151,16 @@ class Groups:
             if group.is_open:
                 self.close(group)
                 yield group, min(group.opened[0] + self._join_timeout_us, now[0])
-        for remembered in (self._named, self._anonymous):
+        for remembered, times in ((self._named, NAMED_MEMORY), (self._anonymous, ANONYMOUS_MEMORY)):
             while remembered:
-                oldest = next(iter(remembered.values()))
-                if self._within(oldest.memory, oldest.last, now):
+                key, oldest = next(iter(remembered.items()))
+                if self._within(times, oldest.last, now):
                     break
-                del remembered[oldest.key]
+                del remembered[key]
 
     def find(self, key: GroupKey, now: Moment) -> Group:
         """The key's group, opened if the key was not seen of late; notes that it came."""
-        remembered = self._anonymous if key[2] is None else self._named
+        remembered = self._named if len(key) == _NAMED_BYTES else self._anonymous
         group = remembered.pop(key, None)
         if group is None:
             group = Group(key, opened=now, last=now)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
-from pipeline.core.buckets import Buckets, content
-from pipeline.core.divergence import Half, PairScores, score_pairs
-from pipeline.core.evidence import SECOND_US
+import numpy as np
+
+from pipeline.core.buckets import Buckets
+from pipeline.core.divergence import score_pairs
+from pipeline.core.evidence import SECOND_US, or_none
 from pipeline.core.flushing import Records
-from pipeline.core.groups import Arrival, Group, GroupKey, Groups, Moment
+from pipeline.core.formed import Count, Excess, Formed, Pair
+from pipeline.core.groups import Arrival, Group, GroupKey, Groups, Halves, Moment, group_keys
 from pipeline.core.measuring import reported_drops
-from pipeline.core.scoring import Count, Excess, Pair, PairRow, batches, settle
+from pipeline.core.pair_rows import PairRows
+from pipeline.core.scoring import Scorer, settle
 from pipeline.core.source import (
     EVENT_AHEAD_US,
     HALF_BYTES,
@@ -28,13 +31,10 @@ from schemas.columns import ABSENT, BASELINE, CANARY, CONTROL, Decoded, LogitCol
 from schemas.events import ARMS
 from schemas.topics import Topic
 
-Scorer: TypeAlias = Callable[[Sequence[tuple[Half, Half]]], PairScores]
-
-PAIRS_AT_ONCE: Final = 64
+PAIRS_AT_ONCE: Final = 256
 """Waiting pairs are scored when there are so many, when a second closes, and at every flush."""
 JOIN_MEMORY: Final = 3
 """What a group decides depends on at most this many join timeouts of the log."""
-_VERSIONS: Final = ("model_version", "prompt_version", "data_version", "system_version")
 
 
 def held_bytes(meta: RecordMeta, decoded: Decoded[LogitColumns] | None) -> int:
@@ -66,9 +66,9 @@ class PairSource:
         self._score = score
         self._formed: dict[GroupKey, dict[int, Pair]] = {}
         """Pairs of open groups by arm, for the paired difference of canary and control."""
-        self._pending: list[Pair | Excess | Count] = []
+        self._pending: list[Formed] = []
         self._pairs_pending = 0
-        self._rows: list[PairRow] = []
+        self._rows = PairRows()
         self._finals: list[FinalBuckets] = []
         self._last_offset = -1
 
@@ -101,11 +101,11 @@ class PairSource:
         """Everything new since the last flush; scores what waits."""
         self._settle()
         finals, self._finals = self._finals, []
-        rows, self._rows = self._rows, []
+        rows, self._rows = self._rows, PairRows()
         return Flush(
             finals=finals,
             fresh=self._records.fresh(self._buckets.changed(), self._log.whole_from, self._last_offset),
-            pairs=list(batches(rows, self._partition, self._last_offset)),
+            pairs=list(rows.batches(self._partition, self._last_offset)),
             commit=self._log.commit(),
         )
 
@@ -131,8 +131,7 @@ class PairSource:
         closed = self._buckets.close(last)
         if last < first:
             return
-        seconds = [content(second, bucket.cells) for second, bucket in closed]
-        self._finals += self._records.finals(seconds, (first, last), self._log.whole_from, self._last_offset)
+        self._finals += self._records.finals(closed, (first, last), self._log.whole_from, self._last_offset)
 
     def _settle(self) -> None:
         """Score what waits and add it to the buckets, in log order."""
@@ -140,67 +139,42 @@ class PairSource:
             return
         pending, self._pending = self._pending, []
         self._pairs_pending = 0
-        pairs = [item for item in pending if isinstance(item, Pair)]
-        halves = [(pair.baseline.half, pair.other.half) for pair in pairs if pair.baseline and pair.other]
-        evidence, rows = settle(pending, self._score(halves))
-        self._buckets.add(evidence.since(self._log.whole_from))
-        published_from_us = self._log.whole_from * SECOND_US
-        self._rows += (row for row in rows if row.pair.formed_us >= published_from_us)
+        evidence = settle(pending, self._score, self._log.whole_from, self._rows)
+        self._buckets.add(evidence)
 
     def _join(self, decoded: Decoded[LogitColumns], meta: RecordMeta, now: Moment) -> None:
         columns = decoded.columns
-        limit_us = meta.append_us + EVENT_AHEAD_US
-        rollouts, nodes = columns.labels["rollout"], columns.labels["node"]
-        signatures, pair_ids = columns.signature.tobytes(), columns.pair_id.tobytes()
-        events = zip(
-            columns.arm.tolist(),
-            columns.has_pair_id.tolist(),
-            columns.ts_us.tolist(),
-            columns.duration_us.tolist(),
-            columns.expected_arms.tolist(),
-            decoded.positions.tolist(),
-            strict=True,
-        )
-        for at, (arm, has_pair_id, ts_us, duration_us, expected, position) in enumerate(events):
-            here = slice(16 * at, 16 * at + 16)
-            key = (rollouts.get(at) or "", signatures[here], pair_ids[here] if has_pair_id else None)
-            arrival = Arrival(
-                half=Half(columns, at),
-                arm=arm,
-                node=nodes.get(at) or "",
-                ts_us=ts_us,
-                event_us=min(ts_us + duration_us, limit_us),
-                offset=meta.offset,
-                position=position,
-            )
-            self._take_in(self._groups.find(key, now), arrival, expected, now)
+        completed = np.minimum(columns.ts_us + columns.duration_us, meta.append_us + EVENT_AHEAD_US)
+        record = Halves(columns, meta.offset, decoded.positions.tolist(), completed.tolist())
+        halves = zip(group_keys(columns), columns.arm.tolist(), columns.expected_arms.tolist(), strict=True)
+        for at, (key, arm, expected) in enumerate(halves):
+            self._take_in(self._groups.find(key, now), Arrival(record, at), arm, expected, now)
 
-    def _take_in(self, group: Group, arrival: Arrival, expected: int, now: Moment) -> None:
-        identity = (arrival.arm, arrival.node, arrival.ts_us) if group.is_anonymous else arrival.arm
+    def _take_in(self, group: Group, arrival: Arrival, arm: int, expected: int, now: Moment) -> None:
+        identity = _identity(arrival, arm) if group.is_anonymous else arm
         if self._groups.came_before(group, identity, now):
-            self._count(now[0], _population(group.key[0], arrival, ABSENT), "unmatched.duplicate", 1)
+            self._count(now[0], _population(arrival, ABSENT), "unmatched.duplicate", 1)
         elif not group.is_open:
             reason = "unmatched.ambiguous" if group.is_anonymous else "unmatched.late"
-            self._count(now[0], _population(group.key[0], arrival, ABSENT), reason, 1)
+            self._count(now[0], _population(arrival, ABSENT), reason, 1)
         else:
             if not group.present:
-                group.generation = int(arrival.half.columns.generation[arrival.half.index])
+                group.generation = int(arrival.record.columns.generation[arrival.at])
             group.expected |= expected
-            group.present |= 1 << arrival.arm
-            group.halves.setdefault(arrival.arm, arrival)
+            group.present |= 1 << arm
+            group.halves.setdefault(arm, arrival)
             if group.is_anonymous:
-                group.arrived[arrival.arm] = group.arrived.get(arrival.arm, 0) + 1
+                group.arrived[arm] = group.arrived.get(arm, 0) + 1
             else:
-                self._match(group, arrival, now[0])
+                self._match(group, arm, now[0])
 
-    def _match(self, group: Group, arrival: Arrival, log_us: int) -> None:
+    def _match(self, group: Group, arm: int, log_us: int) -> None:
         """Score the new half with what it can be compared with; let go of a group that is complete."""
         baseline = group.halves.get(BASELINE)
         if baseline is not None:
-            others = (CANARY, CONTROL) if arrival.arm == BASELINE else (arrival.arm,)
-            for arm in others:
-                if arm in group.halves:
-                    self._form(group, baseline, group.halves[arm], log_us)
+            for other in (CANARY, CONTROL) if arm == BASELINE else (arm,):
+                if other in group.halves:
+                    self._form(group, baseline, other, log_us)
         if group.is_complete():
             self._groups.close(group)
             group.halves.clear()
@@ -212,11 +186,11 @@ class PairSource:
         ambiguous = any(times > 1 for times in group.arrived.values())
         for arm in group.comparisons():
             other = group.halves.get(arm)
-            population = (
-                _population(group.key[0], other, group.generation)
-                if other is not None
-                else Population(group.key[0], _or_none(group.generation), ARMS[arm], None)
-            )
+            if other is not None:
+                population = _population(other, group.generation)
+            else:
+                rollout = _rollout(next(iter(group.halves.values())))
+                population = Population(rollout, or_none(group.generation), ARMS[arm], None)
             if ambiguous:
                 times = max(group.arrived.get(arm, 0), group.arrived.get(BASELINE, 0))
                 self._count(ended_us, population, "unmatched.ambiguous", times)
@@ -225,35 +199,34 @@ class PairSource:
             elif baseline is None:
                 self._count(ended_us, population, "unmatched.no_baseline", 1)
             elif group.is_anonymous:
-                self._form(group, baseline, other, ended_us)
+                self._form(group, baseline, arm, ended_us)
         group.halves.clear()
         self._formed.pop(group.key, None)
 
     def _count(self, log_us: int, population: Population, name: str, n: int) -> None:
         self._pending.append(Count(log_us // SECOND_US, population, name, n))
 
-    def _form(self, group: Group, baseline: Arrival, other: Arrival, log_us: int) -> None:
+    def _form(self, group: Group, baseline: Arrival, arm: int, log_us: int) -> None:
         # A pair can matter to seconds up to J + 5 s after it: with its control, which may come J later.
         if log_us + self._join_timeout_us + EVENT_AHEAD_US < self._log.whole_from * SECOND_US:
             return
-        pair = _pair(group, baseline, other, log_us)
-        self._place(pair, group)
+        other = group.halves[arm]
+        event_us = max(baseline.event_us, other.event_us)
+        second = self._second(event_us, log_us, group)
+        late = second is None
+        counted = log_us // SECOND_US if second is None else second
+        pair = Pair(group, baseline, other, arm, counted, late, event_us, log_us)
         self._pending.append(pair)
         self._pairs_pending += 1
         formed = self._formed.setdefault(group.key, {})
-        formed[other.arm] = pair
+        formed[arm] = pair
         if CANARY in formed and CONTROL in formed:
             canary, control = formed[CANARY], formed[CONTROL]
-            if other.arm == CANARY:
+            if arm == CANARY:
                 canary.control = control
             second = self._second(max(canary.event_us, control.event_us), log_us, group)
             if second is not None:
                 self._pending.append(Excess(canary, control, second))
-
-    def _place(self, pair: Pair, group: Group) -> None:
-        second = self._second(pair.event_us, pair.formed_us, group)
-        pair.late = second is None
-        pair.second = pair.formed_us // SECOND_US if second is None else second
 
     def _second(self, event_us: int, formed_us: int, group: Group) -> int | None:
         """The bucket of what completed then and was formed now; None if that is closed.
@@ -266,51 +239,21 @@ class PairSource:
         return second if self._log.accepts(second) else None
 
 
-def _or_none(number: int) -> int | None:
-    return None if number == ABSENT else number
+def _identity(arrival: Arrival, arm: int) -> object:
+    """What makes two halves without a pair id the same."""
+    columns, at = arrival.record.columns, arrival.at
+    return arm, columns.labels["node"].get(at), int(columns.ts_us[at])
 
 
-def _population(rollout: str, arrival: Arrival, fallback: int) -> Population:
+def _rollout(arrival: Arrival) -> str:
+    return arrival.record.columns.labels["rollout"].get(arrival.at) or ""
+
+
+def _population(arrival: Arrival, fallback: int) -> Population:
     """Of one half: what it says itself; `fallback` is its generation where it says none."""
-    columns, at = arrival.half.columns, arrival.half.index
+    columns, at = arrival.record.columns, arrival.at
     generation = int(columns.generation[at])
     if generation == ABSENT:
         generation = fallback
     version = columns.labels["model_version"].get(at)
-    return Population(rollout, _or_none(generation), ARMS[arrival.arm], version)
-
-
-def _pair(group: Group, baseline: Arrival, other: Arrival, formed_us: int) -> Pair:
-    """Everything a pair says of itself but the bucket, which the caller sets."""
-    rollout, signature, pair_id = group.key
-    a, b, i, j = baseline.half.columns, other.half.columns, baseline.half.index, other.half.index
-    generation = int(b.generation[j])
-    if generation == ABSENT:
-        generation = int(a.generation[i])
-    differs = sum(
-        1 << bit for bit, name in enumerate(_VERSIONS) if a.labels[name].get(i) != b.labels[name].get(j)
-    )
-    version = b.labels["model_version"].get(j)
-    first = min((baseline.offset, baseline.position), (other.offset, other.position))
-    return Pair(
-        baseline=baseline,
-        other=other,
-        population=Population(rollout, _or_none(generation), ARMS[other.arm], version, differs),
-        second=0,
-        late=False,
-        event_us=max(baseline.event_us, other.event_us),
-        formed_us=formed_us,
-        rollout=rollout,
-        signature=signature,
-        pair_id=pair_id,
-        baseline_version=a.labels["model_version"].get(i) or "",
-        first_offset=first[0],
-        first_position=first[1],
-        node=other.node,
-        baseline_node=baseline.node,
-        request_type=b.labels["request_type"].get(j),
-        hardware=b.labels["hardware"].get(j),
-        region=b.labels["region"].get(j),
-        temperature=float(b.temperature[j]),
-        input_tokens=int(b.input_tokens[j]),
-    )
+    return Population(_rollout(arrival), or_none(generation), ARMS[columns.arm[at]], version)

@@ -2,126 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
-import msgspec
 import numpy as np
 
 from pipeline.core import evidence as ev
 from pipeline.core.bins import EXCESS_SHIFT, SCORE_MAX
-from pipeline.core.cells import ALL, UNKNOWN
-from pipeline.core.divergence import ESTIMATOR, PairScores
+from pipeline.core.cells import ALL
+from pipeline.core.divergence import ESTIMATOR, Half, PairScores
 from pipeline.core.evidence import SECOND_US, Dimension, Evidence
-from pipeline.core.groups import Arrival
+from pipeline.core.formed import Count, Excess, Formed, Pair
+from pipeline.core.pair_labels import PairLabels
+from pipeline.core.pair_rows import RENORMALISED, SCORES, PairRows
 from schemas.buckets import SCORE_ONE, Population
-from schemas.columns import ABSENT, F8, I8
-from schemas.events import ARMS
-from schemas.pairs import PairBatch
-from schemas.topics import MAX_RECORD_BYTES
+from schemas.columns import F8, I8, Bool
 
-RENORMALISED: Final = f"{ESTIMATOR} renormalised"
-"""Estimator named on batches of pairs that were made of logits: never mixed with the others in one mean."""
-_ROWS_PER_BATCH: Final = 1024
+Scorer: TypeAlias = Callable[[Sequence[tuple[Half, Half]]], PairScores]
 
-SCORES: Final = ("kl_lower", "kl_lower_max", "kl_floor", "js_lower", "tv_lower", "cosine", "top1_agree")
-
-
-@dataclass(slots=True)
-class Pair:
-    """A formed pair. What it says of itself is read once; the halves are let go after scoring."""
-
-    baseline: Arrival | None
-    other: Arrival | None
-    population: Population
-    second: int
-    """The bucket it counts in."""
-    late: bool
-    event_us: int
-    formed_us: int
-    rollout: str
-    signature: bytes
-    pair_id: bytes | None
-    baseline_version: str
-    first_offset: int
-    first_position: int
-    node: str
-    baseline_node: str
-    request_type: str | None
-    hardware: str | None
-    region: str | None
-    temperature: float
-    input_tokens: int
-    control: Pair | None = None
-    """Canary: the control's pair, where it was formed before."""
-    kl_lower: int | None = None
-    """Set when scored and comparable with others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Excess:
-    """Canary and control of one prompt are both formed: their difference counts in this second (X3)."""
-
-    canary: Pair
-    control: Pair
-    second: int
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """Something that is no evidence but counts, in the cell `all` of a population."""
-
-    second: int
-    population: Population
-    name: str
-    n: int
-
-
-@dataclass(frozen=True, slots=True)
-class PairRow:
-    """A scored pair as it will travel; `scores` in the order of SCORES, units of 2⁻³⁰."""
-
-    pair: Pair
-    renormalised: bool
-    positions: int
-    agreed: int
-    first_difference: int | None
-    ended_together: bool | None
-    scores: tuple[int, ...]
-    control_kl_lower: int | None
-
-
-@dataclass(slots=True)
-class _Rows:
-    """Rows of evidence while they are gathered."""
-
-    seconds: list[int] = field(default_factory=list)
-    populations: dict[Population, int] = field(default_factory=dict)
-    population: list[int] = field(default_factory=list)
-    pairs: list[Pair | None] = field(default_factory=list)
-    values: list[dict[str, int]] = field(default_factory=list)
-    """Counters and measures of a row, by name."""
-
-    def add(self, second: int, population: Population, pair: Pair | None, values: dict[str, int]) -> None:
-        self.seconds.append(second)
-        self.population.append(self.populations.setdefault(population, len(self.populations)))
-        self.pairs.append(pair)
-        self.values.append(values)
-
-
-COUNTERS: Final = ("pairs", "renormalised", "excess_left_out")
-MEASURES: Final = (
-    "kl_lower",
-    "kl_floor",
-    "js_lower",
-    "tv_lower",
-    "cosine",
-    "top1_agree",
-    "positions",
-    "kl_renormalised",
-    "excess",
-)
+_MEASURED: Final = tuple(name for name in SCORES if name != "kl_lower_max")
 
 
 def to_units(scores: F8) -> I8:
@@ -129,182 +28,187 @@ def to_units(scores: F8) -> I8:
     return np.clip(np.rint(scores * SCORE_ONE), -SCORE_MAX, SCORE_MAX).astype(np.int64)
 
 
-def settle(pending: Sequence[Pair | Excess | Count], scores: PairScores) -> tuple[Evidence, list[PairRow]]:
-    """What was formed since the last time, in log order, as evidence; and every scored pair as a row.
+def settle(pending: Sequence[Formed], score: Scorer, whole_from: int, found: PairRows) -> Evidence:
+    """What was formed since the last time, in log order, as evidence; adds the scored pairs to `found`.
 
-    `scores` are those of the pairs in `pending`, in the same order.
+    What counts before the second `whole_from`, and pairs formed before it, are left out.
     """
-    units = {name: to_units(getattr(scores, name)).tolist() for name in SCORES}
-    rows = _Rows()
-    scored: list[PairRow] = []
-    at = 0
-    for item in pending:
-        if isinstance(item, Count):
-            rows.add(item.second, item.population, None, {item.name: item.n})
-        elif isinstance(item, Excess):
-            _add_excess(rows, item)
-        else:
-            row = _add_pair(rows, item, scores, {name: units[name][at] for name in SCORES}, at)
-            if row is not None:
-                scored.append(row)
-            at += 1
-    return _evidence(rows), scored
+    pairs = [item for item in pending if isinstance(item, Pair)]
+    scored = _Scored(pairs, score([(_half(p.baseline), _half(p.other)) for p in pairs]))
+    # Only now is it known which differences there are: a pair that has no score leaves none.
+    items = [item for item in pending if not isinstance(item, Excess) or _is_difference(item)]
+    excesses = [item for item in items if isinstance(item, Excess)]
+    labels = PairLabels([*pairs, *(item.canary for item in excesses)]) if pairs or excesses else None
+    rows = _Rows(items, labels)
+    if labels is not None:
+        rows.add_pairs(scored)
+        rows.add_excesses(excesses)
+    rows.add_counts([item for item in items if isinstance(item, Count)])
+    if labels is not None:
+        for estimator, chosen in ((ESTIMATOR, ~scored.renormalised), (RENORMALISED, scored.renormalised)):
+            at = np.flatnonzero(scored.has_score & chosen & (scored.formed_us >= whole_from * SECOND_US))
+            if len(at):
+                found.add(estimator, scored.columns(at, labels))
+    return rows.evidence(whole_from)
 
 
-def _add_pair(rows: _Rows, pair: Pair, scores: PairScores, units: dict[str, int], at: int) -> PairRow | None:
-    pair.baseline = pair.other = None
-    formed = pair.formed_us // SECOND_US
-    if scores.outcome[at] != "scored":
-        rows.add(formed, pair.population, None, {f"unmatched.{scores.outcome[at]}": 1})
-        return None
-    renormalised = bool(scores.renormalised[at])
-    positions = int(scores.positions[at])
-    if not renormalised:
-        pair.kl_lower = units["kl_lower"]
-    if pair.late:
-        rows.add(formed, pair.population, None, {"unmatched.late": 1})
-    elif renormalised:
-        rows.add(
-            pair.second,
-            pair.population,
-            pair,
-            {"renormalised": 1, "kl_renormalised": units["kl_lower"]},
-        )
-    else:
-        values = {name: units[name] for name in SCORES if name != "kl_lower_max"}
-        rows.add(pair.second, pair.population, pair, {"pairs": 1, "positions": positions, **values})
-    first = int(scores.first_difference[at])
-    ended = int(scores.ended_together[at])
-    return PairRow(
-        pair=pair,
-        renormalised=renormalised,
-        positions=positions,
-        agreed=int(scores.agreed[at]),
-        first_difference=None if first == ABSENT else first,
-        ended_together=None if ended == ABSENT else bool(ended),
-        scores=tuple(units[name] for name in SCORES),
-        control_kl_lower=pair.control.kl_lower if pair.control is not None and not renormalised else None,
-    )
+def _half(arrival: tuple[Any, int]) -> Half:
+    record, at = arrival
+    return Half(record.columns, at)
 
 
-def _add_excess(rows: _Rows, item: Excess) -> None:
-    canary, control = item.canary.kl_lower, item.control.kl_lower
-    if canary is None or control is None:
-        return
-    # A prompt on which the baseline does not reproduce itself tells nothing (statistics.md §0.3).
-    if control > EXCESS_SHIFT:
-        values = {"excess_left_out": 1}
-    else:
-        values = {"excess": canary - control + EXCESS_SHIFT}
-    rows.add(item.second, item.canary.population, item.canary, values)
+def _is_difference(item: Excess) -> bool:
+    return item.canary.kl_lower is not None and item.control.kl_lower is not None
 
 
-def _evidence(rows: _Rows) -> Evidence:
-    n = len(rows.seconds)
-    full = np.array([pair is not None for pair in rows.pairs], dtype=np.bool_)
-    totals = {
-        name for values, pair in zip(rows.values, rows.pairs, strict=True) if pair is None for name in values
-    }
-    names = [b"" if pair is None else pair.pair_id or pair.signature for pair in rows.pairs]
-    kl_lower = _column(rows, "kl_lower")
-    return Evidence(
-        second=np.array(rows.seconds, dtype=np.int64),
-        populations=tuple(rows.populations),
-        population=np.array(rows.population, dtype=np.int64),
-        dimensions=_dimensions(rows.pairs, full) if n else (),
-        counters={name: _column(rows, name)[0] for name in COUNTERS},
-        totals={name: _column(rows, name)[0] for name in sorted(totals)},
-        measures={name: _column(rows, name) for name in MEASURES},
-        ids=names,
-        worst=kl_lower,
-    )
+class _Scored:
+    """Pairs with their scores; arrays have one entry per pair."""
+
+    def __init__(self, pairs: Sequence[Pair], scores: PairScores) -> None:
+        """Tells each comparable pair its `kl_lower`."""
+        self.pairs = pairs
+        self.scores = scores
+        self.outcome = np.array(scores.outcome, dtype=np.object_)
+        self.has_score: Bool = self.outcome == "scored"
+        self.renormalised = scores.renormalised
+        self.units = {name: to_units(getattr(scores, name)) for name in SCORES}
+        self.formed_us: I8 = np.array([pair.formed_us for pair in pairs], dtype=np.int64)
+        self.late: Bool = np.array([pair.late for pair in pairs], dtype=np.bool_)
+        comparable = (self.has_score & ~self.renormalised).tolist()
+        for pair, kl_lower, known in zip(pairs, self.units["kl_lower"].tolist(), comparable, strict=True):
+            if known:
+                pair.kl_lower = kl_lower
+
+    def columns(self, at: I8, labels: PairLabels) -> dict[str, list[Any]]:
+        """Those pairs as columns of PairBatch, texts as texts."""
+        pairs = [self.pairs[row] for row in at.tolist()]
+        first = [min(_place(pair.baseline), _place(pair.other)) for pair in pairs]
+        ended: tuple[bool | None, ...] = (False, True, None)  # ABSENT is -1: the last entry
+        return {
+            "rollout": labels.rollout[at].tolist(),
+            "arm": labels.arm[at].tolist(),
+            "generation": [ev.or_none(each) for each in labels.generation[at].tolist()],
+            "model_version": [version or "" for version in labels.model_version[at].tolist()],
+            "baseline_version": [version or "" for version in labels.baseline_version[at].tolist()],
+            "differs": labels.differs[at].tolist(),
+            "node": labels.node[at].tolist(),
+            "baseline_node": labels.baseline_node[at].tolist(),
+            "request_type": labels.request_type[at].tolist(),
+            "input_tokens": labels.input_tokens[at].tolist(),
+            "signature": [pair.group.signature for pair in pairs],
+            "pair_id": [pair.group.pair_id for pair in pairs],
+            "event_us": [pair.event_us for pair in pairs],
+            "formed_us": self.formed_us[at].tolist(),
+            "first_offset": [offset for offset, _ in first],
+            "first_position": [position for _, position in first],
+            "positions": self.scores.positions[at].tolist(),
+            "agreed": self.scores.agreed[at].tolist(),
+            "first_difference": [ev.or_none(each) for each in self.scores.first_difference[at].tolist()],
+            "ended_together": [ended[each] for each in self.scores.ended_together[at].tolist()],
+            "late": self.late[at].tolist(),
+            "control_kl_lower": [
+                None if pair.control is None or pair.kl_lower is None else pair.control.kl_lower
+                for pair in pairs
+            ],
+            **{name: units[at].tolist() for name, units in self.units.items()},
+        }
 
 
-def _column(rows: _Rows, name: str) -> tuple[I8, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
-    values = np.array([values.get(name, 0) for values in rows.values], dtype=np.int64)
-    present = np.array([name in values for values in rows.values], dtype=np.bool_)
-    return values, present
+def _place(arrival: tuple[Any, int]) -> tuple[int, int]:
+    """Offset and position of a half."""
+    record, at = arrival
+    return record.offset, record.positions[at]
 
 
-def _dimensions(
-    pairs: Sequence[Pair | None], full: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> list[Dimension]:
-    """Cells of pairs, in the order in which one pair claims them."""
-    tokens = np.array([0 if pair is None else pair.input_tokens for pair in pairs], dtype=np.int64)
-    temperature = np.array([ABSENT if pair is None else pair.temperature for pair in pairs], dtype=np.float64)
-    node = ev.texts("node", ["" if pair is None else pair.node for pair in pairs])
-    contexts = ev.contexts(tokens, node)
-    nested, crossed = contexts[: len(contexts) // 2], contexts[len(contexts) // 2 :]
-    parts = (
-        node,
-        *nested,
-        ev.texts("request_type", ["" if pair is None else pair.request_type or UNKNOWN for pair in pairs]),
-        ev.texts("hardware", ["" if pair is None else pair.hardware or UNKNOWN for pair in pairs]),
-        ev.sampling(temperature),
-        ev.texts("region", ["" if pair is None else pair.region or UNKNOWN for pair in pairs]),
-        *crossed,
-    )
-    return [ev.constant(ALL, "", len(pairs)), *(ev.members(part, full) for part in parts)]
+class _Rows:
+    """One row of evidence per item, in log order."""
 
+    def __init__(self, items: Sequence[Formed], labels: PairLabels | None) -> None:
+        self._n = len(items)
+        self._labels = labels
+        self._at: dict[type, I8] = {
+            kind: np.array([at for at, item in enumerate(items) if isinstance(item, kind)], dtype=np.int64)
+            for kind in (Pair, Excess, Count)
+        }
+        """Which rows are of what kind."""
+        self._pair: I8 = np.zeros(self._n, dtype=np.int64)
+        """Which pair of the labels a row speaks of; any, for a count."""
+        self._second: I8 = np.array([item.second for item in items], dtype=np.int64)
+        self._population: I8 = np.zeros(self._n, dtype=np.int64)
+        self._populations: dict[Population, int] = {}
+        self._full: Bool = np.zeros(self._n, dtype=np.bool_)
+        self._ids = [b""] * self._n
+        self._counters: dict[str, I8] = {}
+        self._totals: dict[str, I8] = {}
+        self._measures: dict[str, tuple[I8, Bool]] = {}
+        if labels is not None:
+            of_pairs = np.concatenate((self._at[Pair], self._at[Excess]))
+            self._pair[of_pairs] = np.arange(len(of_pairs))
+            self._population[of_pairs] = labels.population
+            self._populations = {each: at for at, each in enumerate(labels.populations)}
 
-def batches(rows: Sequence[PairRow], partition: int, offset: int) -> Iterator[PairBatch]:
-    """Rows as records of at most MAX_RECORD_BYTES, comparable pairs and renormalised ones apart."""
-    encoder = msgspec.msgpack.Encoder()
-    for estimator in (ESTIMATOR, RENORMALISED):
-        chosen = [row for row in rows if row.renormalised == (estimator == RENORMALISED)]
-        todo = [chosen[at : at + _ROWS_PER_BATCH] for at in range(0, len(chosen), _ROWS_PER_BATCH)]
-        todo.reverse()
-        while todo:
-            piece = todo.pop()
-            batch = _batch(piece, estimator, partition, offset)
-            if len(piece) > 1 and len(encoder.encode(batch)) > MAX_RECORD_BYTES:
-                todo += (piece[len(piece) // 2 :], piece[: len(piece) // 2])
-            else:
-                yield batch
+    def add_pairs(self, scored: _Scored) -> None:
+        """Judged, or counted as what keeps them from it in the second of log time in which they formed."""
+        at = self._at[Pair]
+        judged = scored.has_score & ~scored.late
+        self._second[at[~judged]] = scored.formed_us[~judged] // SECOND_US
+        for reason in set(scored.scores.outcome) - {"scored"}:
+            self._total(f"unmatched.{reason}")[at[scored.outcome == reason]] = 1
+        self._total("unmatched.late")[at[scored.has_score & scored.late]] = 1
+        alone = judged & scored.renormalised
+        self._fill(at[alone], "renormalised", {"kl_renormalised": scored.units["kl_lower"][alone]})
+        plain = judged & ~scored.renormalised
+        measures = {name: scored.units[name][plain] for name in _MEASURED}
+        self._fill(at[plain], "pairs", {"positions": scored.scores.positions[plain], **measures})
+        for row, pair in zip(at.tolist(), scored.pairs, strict=True):
+            self._ids[row] = pair.group.name
 
+    def add_excesses(self, excesses: Sequence[Excess]) -> None:
+        """Paired differences of canary and control."""
+        at = self._at[Excess]
+        control = np.array([item.control.kl_lower for item in excesses], dtype=np.int64)
+        canary = np.array([item.canary.kl_lower for item in excesses], dtype=np.int64)
+        # A prompt on which the baseline does not reproduce itself tells nothing (statistics.md §0.3).
+        out = control > EXCESS_SHIFT
+        self._fill(at[out], "excess_left_out", {})
+        self._fill(at[~out], None, {"excess": (canary - control + EXCESS_SHIFT)[~out]})
 
-def _batch(rows: Sequence[PairRow], estimator: str, partition: int, offset: int) -> PairBatch:
-    dictionary: dict[str, int] = {}
+    def add_counts(self, counts: Sequence[Count]) -> None:
+        """What is no evidence but counts."""
+        known = self._populations
+        for row, item in zip(self._at[Count].tolist(), counts, strict=True):
+            self._population[row] = known.setdefault(item.population, len(known))
+            self._total(item.name)[row] = item.n
 
-    def code(text: str) -> int:
-        return dictionary.setdefault(text, len(dictionary))
+    def _fill(self, rows: I8, counter: str | None, measures: Mapping[str, I8]) -> None:
+        """Full rows, with a counter of 1 and these values."""
+        self._full[rows] = True
+        if counter is not None and len(rows):
+            self._counters[counter] = np.zeros(self._n, dtype=np.int64)
+            self._counters[counter][rows] = 1
+        for name, values in measures.items():
+            held, present = np.zeros(self._n, dtype=np.int64), np.zeros(self._n, dtype=np.bool_)
+            held[rows], present[rows] = values, True
+            self._measures[name] = held, present
 
-    def optional(text: str | None) -> int | None:
-        return None if text is None else code(text)
+    def _total(self, name: str) -> I8:
+        if name not in self._totals:
+            self._totals[name] = np.zeros(self._n, dtype=np.int64)
+        return self._totals[name]
 
-    pairs = [row.pair for row in rows]
-    scores = {name: [row.scores[at] for row in rows] for at, name in enumerate(SCORES)}
-    columns = {
-        "rollout": [code(pair.rollout) for pair in pairs],
-        "model_version": [code(pair.population.model_version or "") for pair in pairs],
-        "baseline_version": [code(pair.baseline_version) for pair in pairs],
-        "node": [code(pair.node) for pair in pairs],
-        "baseline_node": [code(pair.baseline_node) for pair in pairs],
-    }
-    request_type = [optional(pair.request_type) for pair in pairs]
-    return PairBatch(
-        v=1,
-        partition=partition,
-        offset=offset,
-        estimator=estimator,
-        dictionary=list(dictionary),
-        arm=[ARMS.index(pair.population.arm) for pair in pairs],
-        generation=[pair.population.generation for pair in pairs],
-        differs=[pair.population.differs for pair in pairs],
-        request_type=request_type,
-        input_tokens=[pair.input_tokens for pair in pairs],
-        signature=[pair.signature for pair in pairs],
-        pair_id=[pair.pair_id for pair in pairs],
-        event_us=[pair.event_us for pair in pairs],
-        formed_us=[pair.formed_us for pair in pairs],
-        first_offset=[pair.first_offset for pair in pairs],
-        first_position=[pair.first_position for pair in pairs],
-        positions=[row.positions for row in rows],
-        agreed=[row.agreed for row in rows],
-        first_difference=[row.first_difference for row in rows],
-        ended_together=[row.ended_together for row in rows],
-        late=[pair.late for pair in pairs],
-        control_kl_lower=[row.control_kl_lower for row in rows],
-        **columns,
-        **scores,
-    )
+    def evidence(self, whole_from: int) -> Evidence:
+        """What all rows say, from the second `whole_from` on."""
+        dimensions: list[Dimension] = [ev.constant(ALL, "", self._n)]
+        if self._labels is not None:
+            dimensions += self._labels.dimensions(self._pair, self._full)
+        return Evidence(
+            second=self._second,
+            populations=list(self._populations),
+            population=self._population,
+            dimensions=dimensions,
+            counters=self._counters,
+            totals=self._totals,
+            measures=self._measures,
+            ids=self._ids,
+            worst=self._measures.get("kl_lower"),
+        ).since(whole_from)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.core import evidence as ev
 from pipeline.core.bins import bin_of
-from pipeline.core.buckets import Buckets, content
+from pipeline.core.buckets import Buckets
 from pipeline.core.cells import (
     CellSums,
     count_over,
@@ -100,7 +100,10 @@ def rows(spec: list[tuple[int, str, str]]) -> Evidence:
         second=np.array([second for second, _, _ in spec], dtype=np.int64),
         populations=populations,
         population=np.arange(n),
-        dimensions=(ev.constant("all", "", n), ev.texts("node", [node for _, _, node in spec])),
+        dimensions=(
+            ev.constant("all", "", n),
+            Dimension("node", "uvwxyz", np.array(["uvwxyz".index(node) for _, _, node in spec])),
+        ),
         counters={"requests": np.ones(n, dtype=np.int64)},
         totals={"cut": np.ones(n, dtype=np.int64)},
         measures={"ttft_us": (np.arange(n, dtype=np.int64), np.ones(n, dtype=np.bool_))},
@@ -112,7 +115,7 @@ def filled(batches: list[Evidence], capacity: int) -> Any:
     buckets = Buckets(capacity)
     for batch in batches:
         buckets.add(batch)
-    return [content(second, bucket.cells) for second, bucket in buckets.close(10**12)]
+    return buckets.close(10**12)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 12))
@@ -161,7 +164,10 @@ def test_changed_cells_come_once_and_whole() -> None:
 def test_contexts_are_nested(tokens: int) -> None:
     node = Dimension("node", ("n",), np.zeros(1, dtype=np.int64))
     found = [
-        (d.name, d.values[int(d.codes[0])]) for d in ev.contexts(np.array([tokens]), node) if d.codes[0] >= 0
+        (d.name, d.values[int(d.codes[0])])
+        for dimensions in ev.contexts(np.array([tokens]), node)
+        for d in dimensions
+        if d.codes[0] >= 0
     ]
     over = [f">{limit}" for limit in (512, 2048, 4096, 8192) if tokens > limit]
     assert found == [*(("context", v) for v in over), *(("node_context", f"n|{v}") for v in over)]

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.buckets import Bucket
-from pipeline.core.cells import CellSums
 from pipeline.core.measuring import MeasureSource
 from pipeline.core.pairing import PairSource
 from pipeline.core.source import ContentSettings, Flush, LogPosition
@@ -240,14 +239,14 @@ class RememberingBucket(Bucket):
 
     names: set[Any]
 
-    def place(self, key: Any, capacity: int) -> CellSums | None:
+    def place(self, key: Any, capacity: int) -> int | None:
         if key in self.names and key not in self.cells:
             self.populations.add(key[0])
-            self.cells[key] = CellSums()
-        cell = super().place(key, capacity)
-        if cell is not None:
+            self.cells[key] = self.table.take()
+        column = super().place(key, capacity)
+        if column is not None:
             self.names.add(key)
-        return cell
+        return column
 
 
 def remembering_source(topic: Topic) -> Source:
@@ -258,7 +257,7 @@ def remembering_source(topic: Topic) -> Source:
 
     def bucket(second: int) -> Bucket:
         if second not in buckets._open:
-            made = buckets._open[second] = RememberingBucket()
+            made = buckets._open[second] = RememberingBucket(buckets._table)
             made.names = names
         return buckets._open[second]
 
