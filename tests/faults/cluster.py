@@ -107,9 +107,14 @@ class Cluster:
         self.proxies.clear()
 
     def heal(self) -> None:
-        """Every member runs and answers; blocks while one starts."""
+        """Every member runs, by the machine's clock, and answers; blocks while one starts."""
         for each in self.proxies.values():
             each.set("up")
+        for member in self.members:
+            if member.running:
+                member.thaw()
+            if member.clock is not None:
+                member.set_clock(0)
         down = [member for member in self.members if not member.running]
         with ThreadPoolExecutor(MEMBERS) as pool:
             list(pool.map(Member.start, down))
