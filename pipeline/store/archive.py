@@ -29,11 +29,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeVar
 
-from pipeline.store.blocks import Block, BlockCutter, BlockLimits, Range, day_of
+import numpy as np
+
+from pipeline.store.blocks import Block, BlockCutter, BlockLimits, Range
 from pipeline.store.client import UNKNOWN_TABLE, Store
+from pipeline.store.columns import Columns, constant, listed, taken
 from pipeline.store.derived_rows import bucket_rows, decision_rows, pair_rows
 from pipeline.store.errors import QueryError, StoreError, StoreUnavailableError
-from pipeline.store.rows import Columns, Rows, held_time_us, logit_rows, request_rows, telemetry_rows
+from pipeline.store.rows import Rows, held_time_us, logit_rows, request_rows, telemetry_rows
 from schemas.codec import decode_logits, decode_requests, decode_telemetry
 from schemas.columns import Decoded, LogitColumns, Rejected, RequestColumns, TelemetryColumns
 from schemas.records import UnknownVersionError
@@ -124,7 +127,7 @@ class ArchivePartition:
         self._counts["ticks"] += record.content_type == TICK
         self._counts["events"] += rows.n if rows is not None else 0
         self._counts["rejected"] += len(rejected)
-        self._cutter.add(record.offset, day_of(held_time_us(record.append_us)), rows, now_us)
+        self._cutter.add(record.offset, held_time_us(record.append_us), rows, now_us)
         return rejected if self.topic in DEAD_LETTERED_HERE else ()
 
     def take(self, now_us: int, *, force: bool = False) -> Block | None:
@@ -152,6 +155,13 @@ class ArchivePartition:
     def idle(self) -> bool:
         """Whether everything that was added is stored."""
         return self._in_flight is None and self._cutter.sealed == 0 and not self._cutter.holds_records
+
+    @property
+    def oldest(self) -> tuple[int, int | None]:
+        """Offset of the first record that is not stored, and its append time unless it is not read yet."""
+        if self._in_flight is not None:
+            return self._in_flight.first, self._in_flight.append_us
+        return self._cutter.oldest or (self._next, None)
 
     def gauges(self) -> dict[str, int]:
         """Counts since assignment, and rows that wait."""
@@ -198,7 +208,7 @@ class Archive:
         """
         table = TABLES[topic]
         where = {"topic": topic.value, "part": partition}
-        (newest,) = self._store.rows(
+        newest = self._store.row(
             f"""
             SELECT count(), max(blk_last), argMax(blk_first, blk_last), argMax(blk_rows, blk_last)
             FROM {table} WHERE topic = {{topic:String}} AND part = {{part:UInt32}}
@@ -206,14 +216,14 @@ class Archive:
             where,
         )
         count, last, first, expected = map(int, newest)
-        (read,) = self._store.rows(
+        read = self._store.row(
             "SELECT max(upto) FROM archive_progress WHERE topic = {topic:String} AND part = {part:UInt32}",
             where,
         )
         read_through = int(read[0])
         if count == 0:
             return Checkpoint(read_through + 1 if read_through else 0, None)
-        ((found,),) = self._store.rows(
+        (found,) = self._store.row(
             f"""
             SELECT uniqExact(off, pos) FROM {table}
             WHERE topic = {{topic:String}} AND part = {{part:UInt32}}
@@ -228,16 +238,21 @@ class Archive:
     def store_block(self, block: Block, stop: threading.Event) -> bool:
         """Insert a block; returns True once it is stored whole. Blocks as long as ClickHouse is away.
 
-        Every attempt sends the same rows under the same token. A success that needed more than one attempt
-        is verified by counting (a crash of the server can make it swallow a retry), and what is missing is
-        inserted under a token of its own. False: `stop` was set before the block was stored.
+        Every attempt sends the same rows under the same token. A success that needed more than one attempt,
+        or whose answer does not prove it, is verified by counting (a crash of the server can make it swallow
+        a retry), and what is missing is inserted under a token of its own. False: `stop` was set before the
+        block was stored.
         Raises RowError where rows do not fit the table: a defect, no retry can help.
         """
         columns, table = block.columns, block.table
         if block.rows == 0:
             if block.last - self._marked.get((block.topic, block.partition), -1) < MARK_EVERY_OFFSETS:
                 return True
-            columns = {"topic": [block.topic], "part": [block.partition], "upto": [block.last]}
+            columns = {
+                "topic": constant(block.topic, 1),
+                "part": constant(block.partition, 1),
+                "upto": constant(block.last, 1),
+            }
             table = "archive_progress"
         if not self._insert_until_stored(block, table, columns, stop):
             return False
@@ -246,7 +261,7 @@ class Archive:
 
     def surplus(self, topic: Topic) -> int:
         """Rows stored more than once: 0, but for a time after a process that had lost its partition."""
-        ((count, unique),) = self._store.rows(
+        count, unique = self._store.row(
             f"SELECT count(), uniqExact(topic, part, off, pos) FROM {TABLES[topic]}"  # noqa: S608
         )
         return int(count) - int(unique)
@@ -262,8 +277,8 @@ class Archive:
             try:
                 if attempt:
                     self._passing("before_insert")
-                    sent = self._store.insert(table, columns, token)
-                    verify = verify or sent > 1
+                    sure = self._store.insert(table, columns, token)
+                    verify = verify or not sure
                     self._passing("after_insert")
                 if not verify or table != block.table:
                     return True
@@ -286,24 +301,29 @@ class Archive:
     def _missing(self, block: Block) -> Columns | None:
         """The block's rows that the table lacks; None if it has them all."""
         there = self._stored_places(block.table, block.topic, block.partition, block.first, block.last)
-        places = zip(block.columns["off"], block.columns["pos"], strict=True)
-        lacking = [index for index, at in enumerate(places) if at not in there]
-        if not lacking:
+        places = zip(listed(block.columns["off"]), listed(block.columns["pos"]), strict=True)
+        lacking = np.array([row for row, at in enumerate(places) if at not in there], dtype=np.int64)
+        if len(lacking) == 0:
             return None
-        return {name: [column[index] for index in lacking] for name, column in block.columns.items()}
+        return {name: taken(column, lacking) for name, column in block.columns.items()}
 
     def _stored_places(
         self, table: str, topic: str, partition: int, first: int, last: int
     ) -> set[tuple[int, int]]:
-        rows = self._store.rows(
+        # One row, or the answer was cut on its way: rows that are only missing in it are not inserted again.
+        (places,) = self._store.row(
             f"""
-            SELECT DISTINCT off, pos FROM {table}
+            SELECT groupUniqArray((off, pos)) FROM {table}
             WHERE topic = {{topic:String}} AND part = {{part:UInt32}}
                 AND off BETWEEN {{first:UInt64}} AND {{last:UInt64}}
             """,  # noqa: S608 (names of ours)
             {"topic": topic, "part": partition, "first": first, "last": last},
         )
-        return {(int(off), int(pos)) for off, pos in rows}
+        return {(int(off), int(pos)) for off, pos in places}
+
+    def cut(self) -> None:
+        """Make calls that wait for a server's answer fail at once. Does not block; from any thread."""
+        self._store.cut()
 
 
 def read_record(topic: Topic, record: ArchiveRecord) -> tuple[Rows, tuple[Rejected, ...]]:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from pipeline.store.rows import Column, Columns, Rows
+from pipeline.store.columns import Column, Columns, constant, joined
+from pipeline.store.rows import Rows
 
 US_PER_DAY: Final = 86_400_000_000
 
@@ -42,6 +43,8 @@ class Block:
     partition: int
     first: int
     last: int
+    append_us: int
+    """Append time of the first record."""
     rows: int
     """0 where no record left a row: nothing is to be inserted, the offsets are done with all the same."""
     columns: Columns
@@ -55,6 +58,7 @@ class Block:
 class _Open:
     first: int
     last: int
+    append_us: int
     opened_us: int
     day: int | None = None
     rows: int = 0
@@ -87,8 +91,9 @@ class BlockCutter:
         self._open: _Open | None = None
         self._sealed: deque[Block] = deque()
 
-    def add(self, offset: int, day: int, rows: Rows | None, now_us: int) -> None:
+    def add(self, offset: int, append_us: int, rows: Rows | None, now_us: int) -> None:
         """One record's rows (None or n = 0: it leaves none). Offsets ascend; holes are fine."""
+        day = day_of(append_us)
         n = rows.n if rows is not None else 0
         size_bytes = rows.size_bytes if rows is not None else 0
         if self._open is None and self._completing is not None and offset > self._completing.last:
@@ -97,7 +102,7 @@ class BlockCutter:
         if self._open is not None and self._cut_before(self._open, offset, day, n, size_bytes):
             self._seal()
         if self._open is None:
-            self._open = _Open(offset, offset, now_us)
+            self._open = _Open(offset, offset, append_us, now_us)
         self._open.last = offset
         if rows is not None and n > 0:
             self._open.day = day
@@ -132,6 +137,12 @@ class BlockCutter:
         return self._open is not None
 
     @property
+    def oldest(self) -> tuple[int, int] | None:
+        """Offset and append time of the first record that is not taken; None where there is none."""
+        held = self._sealed[0] if self._sealed else self._open
+        return None if held is None else (held.first, held.append_us)
+
+    @property
     def open_rows(self) -> int:
         """Rows in the block that is still filling."""
         return self._open.rows if self._open is not None else 0
@@ -154,10 +165,13 @@ class BlockCutter:
         completing, self._completing, self._open = self._completing, None, None
         first = open_.first if completing is None else completing.first
         last = open_.last if completing is None else completing.last
-        columns: Columns = {}
+        columns: dict[str, Column] = {}
         if open_.rows > 0:
-            columns = joined(open_.parts)
-            constants: Mapping[str, object] = {
+            assert open_.day is not None
+            columns = {
+                name: joined([part.columns[name] for part in open_.parts]) for name in open_.parts[0].columns
+            }
+            constants: Mapping[str, int | str] = {
                 "topic": self._topic,
                 "part": self._partition,
                 "blk_first": first,
@@ -166,7 +180,7 @@ class BlockCutter:
                 "blk_boot": self._boot_id,
                 "day": open_.day,
             }
-            columns |= {name: [value] * open_.rows for name, value in constants.items()}
+            columns |= {name: constant(value, open_.rows) for name, value in constants.items()}
         token = token_of(self._topic, self._partition, first, last, self._boot_id)
         self._sealed.append(
             Block(
@@ -175,6 +189,7 @@ class BlockCutter:
                 self._partition,
                 first,
                 last,
+                open_.append_us,
                 open_.rows,
                 columns,
                 token,
@@ -191,12 +206,3 @@ def token_of(topic: str, partition: int, first: int, last: int, boot_id: str) ->
 def day_of(append_us: int) -> int:
     """UTC day (days since the epoch) of a record: the table partition of its rows, a function of the log."""
     return append_us // US_PER_DAY
-
-
-def joined(parts: list[Rows]) -> Columns:
-    """The rows of several records, one after the other. All have the same columns."""
-    columns: dict[str, Column] = {name: [] for name in parts[0].columns}
-    for part in parts:
-        for name, column in columns.items():
-            column.extend(part.columns[name])
-    return columns

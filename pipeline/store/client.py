@@ -6,19 +6,24 @@ Every call blocks; run it in a thread. A `Store` may be shared by threads. One p
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import re
+import socket
+import struct
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import clickhouse_connect
+import cramjam
 from clickhouse_connect.driver.exceptions import (
     ClickHouseError,
     DataError,
@@ -26,8 +31,10 @@ from clickhouse_connect.driver.exceptions import (
     OperationalError,
 )
 from clickhouse_connect.driver.httputil import get_pool_manager_options
-from urllib3 import BaseHTTPResponse, PoolManager
+from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPSConnectionPool, PoolManager
+from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from pipeline.store.columns import Columns
 from pipeline.store.errors import (
     FolderInUseError,
     QueryError,
@@ -35,11 +42,12 @@ from pipeline.store.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from pipeline.store.native import native_block
 
 EMBEDDED_SCHEME: Final = "chdb"
 EMBEDDED_MEMORY_BYTES: Final = 2 << 30
 CONNECT_TIMEOUT_S: Final = 5
-SEND_RECEIVE_TIMEOUT_S: Final = 120
+ANSWER_TIMEOUT_S: Final = 120
 UNKNOWN_DATABASE: Final = 81
 UNKNOWN_TABLE: Final = 60
 
@@ -48,12 +56,16 @@ INSERT_SETTINGS: Final[Mapping[str, object]] = {
     "async_insert": 0,
     # Rows of equal key stay as inserted until a merge: what was sent can be counted right afterwards.
     "optimize_on_insert": 0,
+    # The answer begins when all is done: its status and its count of rows are those of the whole insert.
+    "wait_end_of_query": 1,
 }
 
 # Every error is raised as well, and the driver's log lines quote rows (C2).
 logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
 
 _CODE: Final = re.compile(r"Code: (\d+)")
+_GARBLED: Final = (ValueError, LookupError, TypeError, ArithmeticError, struct.error, EOFError)
+"""What the driver's parser raises at an answer that is none of ClickHouse's, or only half of one."""
 _open_folders: Counter[Path] = Counter()
 _open_folders_lock: Final = threading.Lock()
 
@@ -94,33 +106,77 @@ def embedded_folder(dsn: str) -> Path | None:
     )
 
 
-class CountingPool(PoolManager):
-    """HTTP connections that count requests per thread.
+class WatchedPool(PoolManager):
+    """HTTP connections that remember, per thread, what was asked and answered, and that can all be cut.
 
-    The driver sends an insert again unasked when the connection breaks; a success that needed a second
-    request must be verified, so it must be seen.
+    The driver sends an insert again unasked when the connection breaks, and takes every answer of status 200
+    for a success, whatever it says: both must be seen.
     """
 
     def __init__(self) -> None:
         super().__init__(**get_pool_manager_options())
-        self._requests = threading.local()
+        self._thread = threading.local()
+        self._sockets: WeakSet[socket.socket] = WeakSet()
+        register = self._sockets.add
+
+        class Plain(HTTPConnection):
+            def connect(self) -> None:
+                super().connect()
+                register(self.sock)
+
+        class Secure(HTTPSConnection):
+            def connect(self) -> None:
+                super().connect()
+                register(self.sock)
+
+        class PlainPool(HTTPConnectionPool):
+            ConnectionCls = Plain
+
+        class SecurePool(HTTPSConnectionPool):
+            ConnectionCls = Secure
+
+        self.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
 
     @property
     def requests(self) -> int:
         """Requests of the calling thread so far."""
-        return getattr(self._requests, "count", 0)
+        return getattr(self._thread, "count", 0)
+
+    @property
+    def answer(self) -> BaseHTTPResponse | None:
+        """The newest answer to the calling thread."""
+        return getattr(self._thread, "answer", None)
 
     def request(self, *args: Any, **kwargs: Any) -> BaseHTTPResponse:
         """As PoolManager.request."""
-        self._requests.count = self.requests + 1
-        return super().request(*args, **kwargs)
+        self._thread.count = self.requests + 1
+        self._thread.answer = None
+        answer = self._thread.answer = super().request(*args, **kwargs)
+        return answer
+
+    def cut(self) -> None:
+        """Break every connection: whoever waits for an answer gets an error at once. From any thread."""
+        for each in list(self._sockets):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+def _says_all_written(answer: BaseHTTPResponse | None, rows: int) -> bool:
+    """Whether an answer is a whole one that counts at least these rows (a view's are counted, too)."""
+    if answer is None or answer.data:
+        return False
+    try:
+        summary = json.loads(answer.headers.get("X-ClickHouse-Summary", "{}"))
+        return int(summary["written_rows"]) >= rows
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 class Store:
     """An open connection. Raises StoreUnavailableError, QueryError or RowError, never the driver's own."""
 
     def __init__(
-        self, client: Any, where: str, database: str, folder: Path | None, pool: CountingPool | None
+        self, client: Any, where: str, database: str, folder: Path | None, pool: WatchedPool | None
     ) -> None:
         self._client = client
         self._pool = pool
@@ -153,6 +209,17 @@ class Store:
             return list(self._client.query(sql, parameters=parameters).result_rows)
         except ClickHouseError as error:
             raise _translated(error, self._where) from None
+        except _GARBLED as error:
+            raise StoreUnavailableError(
+                f"ClickHouse at {self._where}: an answer that cannot be read ({type(error).__name__})"
+            ) from error
+
+    def row(self, sql: str, parameters: Mapping[str, object] | None = None) -> tuple[Any, ...]:
+        """The one row of a query that always has one: an answer without it was cut on its way."""
+        rows = self.rows(sql, parameters)
+        if len(rows) != 1:
+            raise StoreUnavailableError(f"ClickHouse at {self._where}: an answer of {len(rows)} rows, not 1")
+        return rows[0]
 
     def text(self, sql: str, form: str) -> bytes:
         """A query's whole result in one of ClickHouse's output formats. Threads take turns where embedded."""
@@ -170,10 +237,11 @@ class Store:
             with suppress(ClickHouseError):
                 self._client.raw_query("SELECT 1", fmt="TSVRaw")
 
-    def insert(self, table: str, columns: Mapping[str, Sequence[object]], token: str) -> int:
+    def insert(self, table: str, columns: Columns, token: str) -> bool:
         """Insert columns of equal length as one block under a de-duplication token.
 
-        Returns how often the rows were sent: more than once if the driver met a broken connection.
+        Returns whether it is sure that all rows are stored now. It is not if the driver met a broken
+        connection and sent them again, or if the answer does not say how many were written.
         A token stands for exactly these rows: ClickHouse silently drops other rows under a used token.
         Raises RowError where a value does not fit its column.
         """
@@ -183,22 +251,38 @@ class Store:
             if types is None:
                 context = self._client.create_insert_context(table, column_names=names)
                 types = self._column_types[table, names] = context.column_types
+            block = native_block(table, columns, types)
             before = self._pool.requests if self._pool is not None else 0
-            self._client.insert(
+            self._client.raw_insert(
                 table,
-                list(columns.values()),
-                column_names=names,
-                column_types=types,
-                column_oriented=True,
+                names,
+                block if self._pool is None else bytes(cramjam.lz4.compress(block, level=0)),
                 settings={**INSERT_SETTINGS, "insert_deduplication_token": token},
+                fmt="Native",
+                compression=None if self._pool is None else "lz4",
             )
-            return self._pool.requests - before if self._pool is not None else 1
         except DataError as error:
             raise RowError(f"table {table}: {_first_line(error)}") from None
-        except (TypeError, ValueError, OverflowError) as error:
-            raise RowError(f"table {table}: {error}") from error
         except ClickHouseError as error:
             raise _translated(error, self._where) from None
+        except _GARBLED as error:
+            raise StoreUnavailableError(
+                f"ClickHouse at {self._where}: an answer that cannot be read ({type(error).__name__})"
+            ) from error
+        except OSError as error:  # chDB reads the rows from a file that the driver writes
+            raise StoreUnavailableError(f"ClickHouse at {self._where}: {error}") from None
+        if self._pool is None:
+            return True
+        rows = len(next(iter(columns.values())))
+        return self._pool.requests - before == 1 and _says_all_written(self._pool.answer, rows)
+
+    def cut(self) -> None:
+        """Break the connections to a server: calls that wait for its answer fail at once. From any thread.
+
+        Calls of an embedded ClickHouse end by themselves.
+        """
+        if self._pool is not None:
+            self._pool.cut()
 
     def warm_up(self) -> None:
         """Pay what the first insert costs (seconds: the driver imports pandas) before records wait for it."""
@@ -227,8 +311,9 @@ def connect(
     password: str = "",
     create_database: bool = False,
     settings: Mapping[str, object] | None = None,
+    timeout_s: int = ANSWER_TIMEOUT_S,
 ) -> Store:
-    """Open a connection; blocks (chDB: 1-4 s).
+    """Open a connection; blocks (chDB: 1-4 s). `timeout_s`: how long a server may keep silent in an answer.
 
     Raises FolderInUseError (chDB folder owned by another process), StoreUnavailableError, QueryError
     (code 81: no such database and not `create_database`) or StoreError (wrong address).
@@ -236,15 +321,15 @@ def connect(
     folder = embedded_folder(dsn)
     where = _without_password(dsn)
     if create_database:
-        first = _open(dsn, None, username, password, folder, settings, None)
+        first = _open(dsn, None, username, password, folder, settings, None, timeout_s)
         try:
             first.command(f"CREATE DATABASE IF NOT EXISTS `{database}`")
         except ClickHouseError as error:
             raise _translated(error, where) from None
         finally:
             first.close()
-    pool = CountingPool() if folder is None else None
-    client = _open(dsn, database, username, password, folder, settings, pool)
+    pool = WatchedPool() if folder is None else None
+    client = _open(dsn, database, username, password, folder, settings, pool, timeout_s)
     if folder is not None:
         with _open_folders_lock:
             _open_folders[folder] += 1
@@ -281,7 +366,8 @@ def _open(
     password: str,
     folder: Path | None,
     settings: Mapping[str, object] | None,
-    pool: CountingPool | None,
+    pool: WatchedPool | None,
+    timeout_s: int,
 ) -> Any:
     arguments: dict[str, Any] = {"settings": dict(settings or {})}
     if database is not None:
@@ -298,7 +384,7 @@ def _open(
             arguments |= {"username": username, "password": password}
         arguments |= {
             "connect_timeout": CONNECT_TIMEOUT_S,
-            "send_receive_timeout": SEND_RECEIVE_TIMEOUT_S,
+            "send_receive_timeout": timeout_s,
             # Sessions serialise; our statements share none.
             "autogenerate_session_id": False,
             "pool_mgr": pool,

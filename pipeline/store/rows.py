@@ -12,17 +12,29 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from pipeline.store.columns import (
+    Column,
+    Columns,
+    HexTexts,
+    Numbers,
+    Sparse,
+    TextLists,
+    Texts,
+    constant,
+    label,
+    optional,
+)
 from schemas.columns import (
-    ABSENT,
     DEFINITIONS,
+    F8,
     I8,
     IDENTITIES,
     KINDS,
     LABELS,
     REQUEST_LABELS,
     SOURCES,
+    U1,
     Decoded,
-    LabelColumn,
     LabelsColumns,
     LogitColumns,
     RequestColumns,
@@ -32,13 +44,12 @@ from schemas.events import ARMS, Gpu, NodeEvent
 from schemas.tabulate import EXTRA_FIELDS, RequestExtras
 from schemas.validity import valid_positions
 
-Column = list[Any]
-Columns = dict[str, Column]
-
 EVENT_TIME_CUT_US: Final = 5_000_000
 """An event's time is at most this much after its record's append time."""
 MAX_TIME_US: Final = 4_102_444_800_000_000
 """The year 2100: what a record's own timestamp is held to."""
+
+Positions = Sequence[int] | range | I8
 
 ROW_BYTES: Final = 600
 """What a row is reckoned at, beside its variable parts."""
@@ -51,7 +62,10 @@ _node_event: Final = msgspec.json.Decoder(NodeEvent)
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """n rows of one record: all of the table's columns but `topic`, `part` and those of the block."""
+    """n rows of one record: all of the table's columns but `topic`, `part` and those of the block.
+
+    Columns of one name are of one kind in all records of a topic.
+    """
 
     n: int
     columns: Columns
@@ -64,24 +78,28 @@ def held_time_us(append_us: int) -> int:
     return min(max(append_us, 0), MAX_TIME_US)
 
 
-def place(offset: int, append_us: int, positions: Iterable[int], n: int) -> Columns:
+def place(offset: int, append_us: int, positions: Positions, n: int) -> dict[str, Column]:
     """The columns that say where rows stand in the log."""
-    return {"off": [offset] * n, "pos": list(positions), "append_us": [held_time_us(append_us)] * n}
+    return {
+        "off": constant(offset, n),
+        "pos": Numbers(np.asarray(positions, dtype=np.int64)),
+        "append_us": constant(held_time_us(append_us), n),
+    }
 
 
 def request_rows(decoded: Decoded[RequestColumns], offset: int, append_us: int) -> Rows:
     """Rows of `inference_log`."""
     columns = decoded.columns
-    rows = place(offset, append_us, decoded.positions.tolist(), columns.n)
+    rows = place(offset, append_us, decoded.positions, columns.n)
     rows |= _label_columns(columns, append_us, REQUEST_LABELS)
     rows |= {
-        "shadow": columns.shadow.tolist(),
-        "status": columns.status.tolist(),
-        "ttft_us": _optional(columns.ttft_us),
-        "output_tokens": columns.output_tokens.tolist(),
-        "itl_us": _optional(columns.itl_us),
-        "stream": _tristate(columns.stream),
-        "parse_depth": _optional(columns.parse_depth),
+        "shadow": Numbers(columns.shadow.view(np.uint8)),
+        "status": Numbers(columns.status),
+        "ttft_us": optional(columns.ttft_us),
+        "output_tokens": Numbers(columns.output_tokens),
+        "itl_us": optional(columns.itl_us),
+        "stream": optional(columns.stream),
+        "parse_depth": optional(columns.parse_depth),
     }
     rows |= _extra_columns(columns)
     variable = sum(map(len, columns.extras.values()))
@@ -91,39 +109,42 @@ def request_rows(decoded: Decoded[RequestColumns], offset: int, append_us: int) 
 def logit_rows(decoded: Decoded[LogitColumns], offset: int, append_us: int) -> Rows:
     """Rows of `logit_summaries`."""
     columns = decoded.columns
-    rows = place(offset, append_us, decoded.positions.tolist(), columns.n)
+    rows = place(offset, append_us, decoded.positions, columns.n)
     rows |= _label_columns(columns, append_us, LABELS)
-    listed, sums = emitted_logprobs(columns)
-    judged = (columns.kind == KINDS.index("logprobs")).tolist()
+    found, sums = emitted_logprobs(columns)
     rows |= {
-        "expected_arms": [
-            [name for code, name in enumerate(ARMS) if mask >> code & 1]
-            for mask in columns.expected_arms.tolist()
-        ],
-        "definition": [DEFINITIONS[code] for code in columns.definition.tolist()],
-        "source": [SOURCES[code] for code in columns.source.tolist()],
-        "kind": [KINDS[code] for code in columns.kind.tolist()],
-        "eta": columns.eta.tolist(),
-        "identity": [IDENTITIES[code] for code in columns.identity.tolist()],
-        "ended": _tristate(columns.ended),
-        "positions": np.diff(columns.offsets).tolist(),
-        "k": columns.k.tolist(),
-        "emitted_listed": listed.tolist(),
-        "emitted_logprob_sum": [
-            total if known else None for total, known in zip(sums.tolist(), judged, strict=True)
-        ],
+        "expected_arms": _arm_lists(columns.expected_arms),
+        "definition": Texts(DEFINITIONS, columns.definition),
+        "source": Texts(SOURCES, columns.source),
+        "kind": Texts(KINDS, columns.kind),
+        "eta": Numbers(columns.eta),
+        "identity": Texts(IDENTITIES, columns.identity),
+        "ended": optional(columns.ended),
+        "positions": Numbers(np.diff(columns.offsets)),
+        "k": Numbers(columns.k),
+        "emitted_listed": Numbers(found),
+        "emitted_logprob_sum": Numbers(sums, columns.kind != KINDS.index("logprobs")),
     }
     return Rows(columns.n, rows, columns.n * ROW_BYTES)
+
+
+_ARM_SETS: Final = [[code for code in range(len(ARMS)) if mask >> code & 1] for mask in range(256)]
+
+
+def _arm_lists(masks: U1) -> TextLists:
+    sets = [_ARM_SETS[mask] for mask in masks.tolist()]
+    codes = np.array([code for arms in sets for code in arms], dtype=np.uint8)
+    return TextLists(np.array([len(arms) for arms in sets], dtype=np.int64), Texts(ARMS, codes))
 
 
 def telemetry_rows(decoded: Decoded[TelemetryColumns], offset: int, append_us: int) -> Rows:
     """Rows of `node_telemetry`."""
     columns = decoded.columns
     events = [_node_event.decode(text) for text in columns.events]
-    rows = place(offset, append_us, decoded.positions.tolist(), columns.n)
+    rows = place(offset, append_us, decoded.positions, columns.n)
     rows |= {
         "node": [event.node for event in events],
-        "ts_us": columns.ts_us.tolist(),
+        "ts_us": Numbers(columns.ts_us),
         "memory_used_bytes": [_total(gpu.memory_used_bytes for gpu in event.gpus) for event in events],
         "memory_total_bytes": [_total(gpu.memory_total_bytes for gpu in event.gpus) for event in events],
         "gpus": [
@@ -157,92 +178,77 @@ _ENGINE_FIELDS: Final = (
 )
 
 
-def emitted_logprobs(columns: LogitColumns) -> tuple[I8, np.ndarray[Any, np.dtype[np.float64]]]:
+def emitted_logprobs(columns: LogitColumns) -> tuple[I8, F8]:
     """Per event: valid positions whose emitted token is on its own list, and the sum of its logprob."""
-    lengths = np.diff(columns.offsets)
-    event = np.repeat(np.arange(columns.n), lengths)
-    within = np.arange(len(event)) - columns.offsets[event]
-    k = columns.k.astype(np.int64)
-    start = columns.entry_offsets[event] + within * k[event]
-    valid = valid_positions(columns)
-    listed = np.zeros(columns.n, dtype=np.int64)
-    sums = np.zeros(columns.n, dtype=np.float64)
-    for width in np.unique(k[k > 0]).tolist():
-        chosen = np.flatnonzero((k[event] == width) & valid)
-        entries = start[chosen][:, None] + np.arange(width)
-        logprobs = columns.top_logprobs[entries].astype(np.float64)
-        same = (columns.top_ids[entries] == columns.tokens[chosen][:, None]) & np.isfinite(logprobs)
-        found = same.any(axis=1)
-        values = np.where(same, logprobs, -np.inf).max(axis=1)[found]
-        owner = event[chosen][found]
-        listed += np.bincount(owner, minlength=columns.n)
-        sums += np.bincount(owner, weights=values, minlength=columns.n)
-    return listed, sums
+    lengths, k = np.diff(columns.offsets), columns.k
+    # A number of entries for all positions, where there is one, is several times as fast as one for each.
+    width = int(k[0]) if columns.n and bool((k == k[0]).all()) else np.repeat(k, lengths)
+    emitted = np.repeat(columns.tokens, width)
+    hits = np.flatnonzero((columns.top_ids == emitted) & np.isfinite(columns.top_logprobs))
+    if isinstance(width, int):
+        position = hits // max(width, 1)
+    else:
+        position = np.repeat(np.arange(len(columns.tokens)), width)[hits]
+    # A token listed twice makes its position one that cannot be read: a hit is a position.
+    readable = valid_positions(columns)[position]
+    owner = np.repeat(np.arange(columns.n), lengths)[position[readable]]
+    values = columns.top_logprobs[hits[readable]].astype(np.float64)
+    found = np.bincount(owner, minlength=columns.n).astype(np.int64, copy=False)
+    return found, np.bincount(owner, weights=values, minlength=columns.n).astype(np.float64, copy=False)
 
 
-def _label_columns(columns: LabelsColumns, append_us: int, labels: Sequence[str]) -> Columns:
+def _label_columns(columns: LabelsColumns, append_us: int, labels: Sequence[str]) -> dict[str, Column]:
     latest_us = held_time_us(append_us) + EVENT_TIME_CUT_US
-    rows: Columns = {name: _texts(columns.labels[name]) for name in labels}
+    has_pair_id, has_seed = columns.has_pair_id, columns.has_seed
+    rows: dict[str, Column] = {name: label(columns.labels[name]) for name in labels}
     rows |= {
-        "generation": _optional(columns.generation),
-        "arm": [ARMS[code] for code in columns.arm.tolist()],
-        "pair_id": _hex(columns.pair_id, columns.has_pair_id.tolist()),
-        "signature": _hex(columns.signature, [True] * columns.n),
-        "ts_us": columns.ts_us.tolist(),
-        "duration_us": columns.duration_us.tolist(),
-        "event_us": np.minimum(columns.ts_us + columns.duration_us, latest_us).tolist(),
-        "input_tokens": columns.input_tokens.tolist(),
-        "temperature": _optional(columns.temperature),
-        "top_p": _optional(columns.top_p),
-        "seed": [
-            seed if known else None
-            for seed, known in zip(columns.seed.tolist(), columns.has_seed.tolist(), strict=True)
-        ],
-        "max_tokens": _optional(columns.max_tokens),
-        "cached_tokens": _optional(columns.cached_tokens),
+        "generation": optional(columns.generation),
+        "arm": Texts(ARMS, columns.arm),
+        "pair_id": HexTexts(columns.pair_id, None if has_pair_id.all() else ~has_pair_id),
+        "signature": HexTexts(columns.signature),
+        "ts_us": Numbers(columns.ts_us),
+        "duration_us": Numbers(columns.duration_us),
+        "event_us": Numbers(np.minimum(columns.ts_us + columns.duration_us, latest_us)),
+        "input_tokens": Numbers(columns.input_tokens),
+        "temperature": optional(columns.temperature),
+        "top_p": optional(columns.top_p),
+        "seed": Numbers(columns.seed, None if has_seed.all() else ~has_seed),
+        "max_tokens": optional(columns.max_tokens),
+        "cached_tokens": optional(columns.cached_tokens),
     }
     return rows
 
 
-def _extra_columns(columns: RequestColumns) -> Columns:
+_EXTRA_COLUMNS: Final[Mapping[str, Any]] = {
+    "response_quality_score": None,
+    "similarity": None,
+    "text_key_id": None,
+    "scores": {},
+    "steps": [],
+    "embedding": [],
+}
+"""With what stands in a row whose event says nothing."""
+
+
+def _extra_columns(columns: RequestColumns) -> dict[str, Column]:
     """What of the remaining fields has a column. Of an encrypted text only the key's id is kept (C3)."""
-    n = columns.n
-    rows: Columns = {name: [None] * n for name in ("response_quality_score", "similarity", "text_key_id")}
-    rows |= {
-        "scores": [{} for _ in range(n)],
-        "steps": [[] for _ in range(n)],
-        "embedding": [[] for _ in range(n)],
-    }
+    given: dict[str, dict[int, Any]] = {name: {} for name in _EXTRA_COLUMNS}
     for index, text in columns.extras.items():
         extras: Mapping[str, Any] = {name: getattr(_extras.decode(text), name) for name in EXTRA_FIELDS}
-        rows["response_quality_score"][index] = extras["response_quality_score"]
-        rows["similarity"][index] = extras["similarity"]
-        rows["scores"][index] = dict(extras["scores"] or {})
-        rows["embedding"][index] = list(extras["embedding"] or ())
-        rows["steps"][index] = [
-            (step.name, step.duration_us, step.attempts, step.outcome) for step in extras["steps"] or ()
-        ]
         if extras["text"] is not None:
-            rows["text_key_id"][index] = extras["text"].key_id
-    return rows
-
-
-def _texts(column: LabelColumn) -> Column:
-    texts = [*column.values, None]
-    last = len(column.values)
-    return [texts[min(code, last)] for code in column.codes.tolist()]
-
-
-def _optional(values: np.ndarray[Any, np.dtype[Any]]) -> Column:
-    return [None if value == ABSENT else value for value in values.tolist()]
-
-
-def _tristate(values: np.ndarray[Any, np.dtype[np.int8]]) -> Column:
-    return [None if value == ABSENT else bool(value) for value in values.tolist()]
-
-
-def _hex(values: np.ndarray[Any, np.dtype[np.uint8]], known: Sequence[bool]) -> Column:
-    return [row.tobytes().hex() if there else None for row, there in zip(values, known, strict=True)]
+            given["text_key_id"][index] = extras["text"].key_id
+        steps = [(step.name, step.duration_us, step.attempts, step.outcome) for step in extras["steps"] or ()]
+        said = {
+            "response_quality_score": extras["response_quality_score"],
+            "similarity": extras["similarity"],
+            "scores": dict(extras["scores"] or {}),
+            "steps": steps,
+            "embedding": list(extras["embedding"] or ()),
+        }
+        for name, value in said.items():
+            if value != _EXTRA_COLUMNS[name]:
+                given[name][index] = value
+    return {name: Sparse(columns.n, _EXTRA_COLUMNS[name], values) for name, values in given.items()}
 
 
 def _total(values: Iterable[int | None]) -> int | None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipeline.store.archive import TABLES, Archive, ArchivePartition, Checkpoint
 from pipeline.store.blocks import Block, BlockLimits, Range
 from pipeline.store.client import Store
+from pipeline.store.columns import Column, Columns, taken
 from pipeline.store.errors import QueryError, RowError, StoreUnavailableError
 from schemas.topics import TICK, Topic
 from tests.store.records import START_US, LogRecord, expected_places, packed, pair_batch, request_log
@@ -56,6 +58,10 @@ def places(store: Store, topic: Topic = TOPIC) -> list[tuple[int, int]]:
     return [(off, pos) for off, pos in rows]
 
 
+def some_of(columns: Columns, rows: list[int]) -> dict[str, Column]:
+    return {name: taken(column, np.array(rows, dtype=np.int64)) for name, column in columns.items()}
+
+
 @dataclass
 class Flaky:
     """A store that fails as told: ("lost" before the insert, "late" after it, "poisoned": token burnt)."""
@@ -67,17 +73,20 @@ class Flaky:
     def rows(self, sql: str, parameters: Mapping[str, object] | None = None) -> list[tuple[Any, ...]]:
         return self.store.rows(sql, parameters)
 
-    def insert(self, table: str, columns: Mapping[str, Sequence[object]], token: str) -> int:
+    def row(self, sql: str, parameters: Mapping[str, object] | None = None) -> tuple[Any, ...]:
+        return self.store.row(sql, parameters)
+
+    def insert(self, table: str, columns: Columns, token: str) -> bool:
         self.tokens.append(token)
         failure = self.failures.pop(0) if self.failures else ""
         if failure == "poisoned":
             # What a server's crash can leave: the token is logged, its rows are not there.
-            one = {name: [column[0]] for name, column in columns.items()} | {"part": [999]}
+            one = some_of(columns, [0]) | {"part": [999]}
             self.store.insert(table, one, token)
         if failure == "late":
             self.store.insert(table, columns, token)
         if failure == "partly":
-            half = {name: column[: len(column) // 2] for name, column in columns.items()}
+            half = some_of(columns, list(range(len(columns["topic"]) // 2)))
             self.store.insert(table, half, token)
         if failure == "refused":
             raise QueryError("Code: 252. DB::Exception: Too many parts", 252)
@@ -205,8 +214,7 @@ def partial(store: Store, log: list[LogRecord], lost: slice) -> Block:
     assert block is not None
     kept = list(range(block.rows))
     del kept[lost]
-    some = {name: [column[index] for index in kept] for name, column in block.columns.items()}
-    store.insert(block.table, some, block.token)
+    store.insert(block.table, some_of(block.columns, kept), block.token)
     return block
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from pipeline.store.archive import Archive
 from pipeline.store.client import Store, connect, connect_read_only
-from pipeline.store.errors import QueryError, StoreUnavailableError
+from pipeline.store.errors import QueryError, StoreError, StoreUnavailableError
 from pipeline.store.migrate import migrate
 from tests.conftest import REPOSITORY
 from tests.store.records import expected_places, request_log
-from tests.store.test_archive import SMALL, drive, places
+from tests.store.test_archive import SMALL, TOPIC, drive, places
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def remote(server: Server, request: pytest.FixtureRequest) -> Iterator[Store]:
     server.mode.write_text("up")
     database = f"d{abs(hash(request.node.name))}"
-    store = connect(server.dsn, database, create_database=True)
+    store = connect(server.dsn, database, create_database=True, timeout_s=2)
     migrate(store, now_us=1)
     yield store
     store.close()
@@ -60,6 +60,14 @@ def remote(server: Server, request: pytest.FixtureRequest) -> Iterator[Store]:
         ("late:5", False, False),
         ("lost:5", False, False),
         ("poisoned:4", False, True),
+        ("reset:3", False, False),
+        ("torn:2", False, False),
+        ("torn_lost:2", False, False),
+        ("in_body:2", True, True),
+        ("in_body_late:2", True, False),
+        ("short_length:2", False, True),
+        ("long_length:1", False, False),
+        ("stuck:1", False, False),
     ],
 )
 def test_broken_connections_neither_lose_nor_double(
@@ -75,13 +83,35 @@ def test_broken_connections_neither_lose_nor_double(
     assert (archive.gauges()["repaired_rows"] > 0) == repaired
 
 
+@pytest.mark.parametrize("mode", ["hang:2", "busy:5", "garbled:4", "slow:3"])
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_no_answer_or_none_of_clickhouses_is_waited_out(
+    server: Server, remote: Store, mode: str, when: str
+) -> None:
+    log = request_log(21, 60)
+    archive = Archive(remote, SMALL, "boot")
+    if when == "later":
+        drive(archive, log, blocks=2)
+    server.mode.write_text(mode)
+    for _ in range(8):
+        try:
+            part = archive.open_partition(TOPIC, 0)
+            break
+        except StoreError as error:
+            print(error)
+    assert (part.read_from > 0) == (when == "later"), "no answer is read as an empty table"
+    drive(archive, log)
+    assert server.mode.read_text() == "up", "every fault happened"
+    assert places(remote) == expected_places(log)
+
+
 def test_the_driver_sends_an_insert_again_unasked_and_the_store_says_so(
     server: Server, remote: Store
 ) -> None:
     row = {"topic": ["t"], "part": [0], "upto": [1]}
-    assert remote.insert("archive_progress", row, "a") == 1
+    assert remote.insert("archive_progress", row, "a")
     server.mode.write_text("late:1")
-    assert remote.insert("archive_progress", row, "b") == 2
+    assert not remote.insert("archive_progress", row, "b")
 
 
 def test_read_only_over_http(server: Server, remote: Store) -> None:

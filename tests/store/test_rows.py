@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pipeline.store.archive import TABLES, Archive, read_record
 from pipeline.store.blocks import BlockLimits
 from pipeline.store.client import Store
+from pipeline.store.columns import listed
 from schemas.codec import (
     BatchHeader,
     encode_logits,
@@ -200,7 +201,7 @@ def test_requests_round_trip_in_both_encodings(
 def test_logit_summaries_round_trip_in_both_encodings(many: Store, events: list[LogitEvent]) -> None:
     first = next(_offsets)
     whole = read_record(Topic.LOGITS, LogRecord(0, START_US, msgspec.json.encode(events)))[0]
-    readable = [events[position] for position in whole.columns["pos"]]
+    readable = [events[position] for position in listed(whole.columns["pos"])]
     if not readable:
         return
     values = [
