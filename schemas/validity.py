@@ -32,8 +32,13 @@ def _duplicated(ids: NDArray[Any]) -> Bool:
     return found
 
 
-def valid_lists(ids: NDArray[Any], logprobs: NDArray[Any], normalised: Bool) -> Bool:
-    """Validity of positions given as columns: `ids`, `logprobs` (k, rows), `normalised` (rows,)."""
+def valid_lists(
+    ids: NDArray[Any], logprobs: NDArray[Any], normalised: Bool, mass: NDArray[np.float64] | None = None
+) -> Bool:
+    """Validity of positions given as columns: `ids`, `logprobs` (k, rows), `normalised` (rows,).
+
+    `mass` (rows,): the sum of the listed probabilities, for a caller that has it already.
+    """
     k, rows = ids.shape
     if k == 0:
         return np.zeros(rows, dtype=np.bool_)
@@ -44,10 +49,11 @@ def valid_lists(ids: NDArray[Any], logprobs: NDArray[Any], normalised: Bool) -> 
         logprobs = np.where(listed | np.isnan(logprobs), logprobs, -np.inf)
     values = logprobs.astype(np.float64, copy=False)
     largest = values.max(axis=0)
-    mass = np.zeros(rows)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        for row in np.exp(values):
-            mass += row
+    if mass is None:
+        mass = np.zeros(rows)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            for row in np.exp(values):
+                mass += row
     # −inf here means that nothing is listed; NaN fails both comparisons.
     readable = (largest > -np.inf) & (largest < np.inf)
     sane = (largest <= LOGPROB_SLACK) & (mass <= 1 + MASS_SLACK)

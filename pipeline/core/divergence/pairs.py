@@ -7,14 +7,14 @@ baseline's tokens (`source` forced), every position is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.core.divergence.measures import Measures, measure
+from pipeline.core.divergence.measures import BLOCK_ENTRIES, Measures, measure_listed
 from pipeline.core.divergence.reading import SentLists, read_lists
 from schemas.columns import F8, I4, I8, KINDS, NOT_LISTED, SOURCES, Bool, LogitColumns
 
@@ -22,9 +22,6 @@ Outcome: TypeAlias = Literal["scored", "definition_mismatch", "no_position"]
 
 _FORCED: Final = SOURCES.index("forced")
 _LOGITS: Final = KINDS.index("logits")
-_BLOCK_ENTRIES: Final = 12_000
-"""Pairs are scored in blocks of about so many list entries a side: a matrix of a block then stays below the
-128 KiB above which allocators hand memory back to the system, which costs more than the arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +60,20 @@ class PairScores:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
-    """One comparable pair. `length`: positions both sides have; `width`: entries of the longer lists."""
+class _Answers:
+    """One arm of n pairs, every column (n,): what scoring reads of an answer beside lists and tokens."""
 
-    baseline: Half
-    other: Half
-    length: int
-    width: int
-    forced: bool
+    halves: Sequence[Half]
+    start: I8
+    """First position, in its record."""
+    length: I8
+    first_entry: I8
+    k: I8
+    terms: I8
+    """(3, n): definition, kind, identity. Answers are comparable if all three are equal."""
+    source: I8
+    ended: I8
+    eta: F8
 
 
 def score_pairs(pairs: Sequence[tuple[Half, Half]]) -> PairScores:
@@ -81,19 +84,19 @@ def score_pairs(pairs: Sequence[tuple[Half, Half]]) -> PairScores:
     side's.
     """
     scores = _unscored(len(pairs))
-    outcome: list[Outcome] = ["no_position"] * len(pairs)
-    tasks: list[tuple[int, _Task]] = []
-    for row, (baseline, other) in enumerate(pairs):
-        if not _same_definition(baseline, other):
-            outcome[row] = "definition_mismatch"
-            continue
-        task = _task(baseline, other)
-        scores.renormalised[row] = baseline.columns.kind[baseline.index] == _LOGITS
-        _compare_tokens(scores, row, task)
-        tasks.append((row, task))
-    for block in _blocks(tasks, scores):
-        for row in _score_block(block, scores):
-            outcome[row] = "scored"
+    a, b = _answers([pair[0] for pair in pairs]), _answers([pair[1] for pair in pairs])
+    comparable = (a.terms == b.terms).all(axis=0)
+    rows = comparable.nonzero()[0]
+    scores.renormalised[rows] = a.terms[1, rows] == _LOGITS
+    stretch = np.zeros(len(pairs), dtype=np.int64)
+    if len(rows):
+        stretch[rows] = _compare_tokens(scores, rows, a, b)
+    for block in _blocks(stretch, np.maximum(a.k, b.k)):
+        _score_block(block, stretch[block], a, b, scores)
+    outcome: list[Outcome] = [
+        "definition_mismatch" if not same else "scored" if positions else "no_position"
+        for same, positions in zip(comparable.tolist(), scores.positions.tolist(), strict=True)
+    ]
     return PairScores(
         **{f.name: getattr(scores, f.name) for f in fields(scores) if f.name != "outcome"},
         outcome=tuple(outcome),
@@ -126,111 +129,121 @@ def _unscored(n: int) -> PairScores:
     )
 
 
-def _same_definition(baseline: Half, other: Half) -> bool:
-    a, b, i, j = baseline.columns, other.columns, baseline.index, other.index
-    return bool(
-        a.definition[i] == b.definition[j] and a.kind[i] == b.kind[j] and a.identity[i] == b.identity[j]
-    )
+def _answers(halves: Sequence[Half]) -> _Answers:
+    """Gathered record by record: halves mostly come many from one."""
+    places: dict[int, list[int]] = {}
+    for place, half in enumerate(halves):
+        places.setdefault(id(half.columns), []).append(place)
+    numbers = np.empty((9, len(halves)), dtype=np.int64)
+    eta = np.empty(len(halves))
+    for at in places.values():
+        columns, index = halves[at[0]].columns, [halves[place].index for place in at]
+        numbers[:, at] = [
+            starts := columns.offsets[index],
+            columns.offsets[1:][index] - starts,
+            columns.entry_offsets[index],
+            columns.k[index],
+            columns.definition[index],
+            columns.kind[index],
+            columns.identity[index],
+            columns.source[index],
+            columns.ended[index],
+        ]
+        eta[at] = columns.eta[index]
+    start, length, first_entry, k, *_, source, ended = numbers
+    return _Answers(halves, start, length, first_entry, k, numbers[4:7], source, ended, eta)
 
 
-def _task(baseline: Half, other: Half) -> _Task:
-    a, b = baseline.columns.offsets, other.columns.offsets
-    i, j = baseline.index, other.index
-    length = min(int(a[i + 1]) - int(a[i]), int(b[j + 1]) - int(b[j]))
-    width = max(int(baseline.columns.k[i]), int(other.columns.k[j]))
-    return _Task(baseline, other, length, width, int(other.columns.source[j]) == _FORCED)
-
-
-def _tokens(half: Half, length: int) -> I4 | I8:
-    start = int(half.columns.offsets[half.index])
-    return half.columns.tokens[start : start + length]
-
-
-def _compare_tokens(scores: PairScores, row: int, task: _Task) -> None:
-    """Agreed prefix, first difference and common end of one pair."""
-    same = _tokens(task.baseline, task.length) == _tokens(task.other, task.length)
-    first = int(same.argmin()) if task.length else 0
-    differs = task.length > 0 and not same[first]
-    scores.agreed[row] = first if differs else task.length
-    scores.first_difference[row] = first if differs else -1
-    a, b, i, j = task.baseline.columns, task.other.columns, task.baseline.index, task.other.index
-    if a.ended[i] >= 0 and b.ended[j] >= 0:
-        same_length = a.offsets[i + 1] - a.offsets[i] == b.offsets[j + 1] - b.offsets[j]
-        together = not differs and same_length and a.ended[i] == 1 and b.ended[j] == 1
-        scores.ended_together[row] = 1 if together else 0
-
-
-def _blocks(tasks: Iterable[tuple[int, _Task]], scores: PairScores) -> Iterator[list[tuple[int, _Task, int]]]:
-    """Blocks of (row, task, compared stretch), leaving out pairs without a position."""
-    block: list[tuple[int, _Task, int]] = []
-    positions = widest = 0
-    for row, task in tasks:
-        first = int(scores.first_difference[row])
-        stretch = task.length if task.forced or first < 0 else first + 1
-        if not stretch:
-            continue
-        positions, widest = positions + stretch, max(widest, task.width)
-        if block and positions * widest > _BLOCK_ENTRIES:
-            yield block
-            block, positions, widest = [], stretch, task.width
-        block.append((row, task, stretch))
-    if block:
-        yield block
-
-
-def _score_block(block: Sequence[tuple[int, _Task, int]], scores: PairScores) -> list[int]:
-    """Score one block into `scores`; returns the rows that have a score."""
-    rows = np.array([row for row, _, _ in block], dtype=np.int64)
-    stretches = np.array([stretch for _, _, stretch in block], dtype=np.int64)
-    a = _sent([(task.baseline, stretch) for _, task, stretch in block])
-    b = _sent([(task.other, stretch) for _, task, stretch in block])
-    eta = np.array(
+def _tokens(answers: _Answers, rows: I8, lengths: I8) -> I4 | I8:
+    """The first `lengths` emitted tokens of these rows' answers, one after the other."""
+    return np.concatenate(
         [
-            max(t.baseline.columns.eta[t.baseline.index], t.other.columns.eta[t.other.index])
-            for _, t, _ in block
-        ],
-        dtype=np.float64,
+            answers.halves[row].columns.tokens[start : start + length]
+            for row, start, length in zip(
+                rows.tolist(), answers.start[rows].tolist(), lengths.tolist(), strict=True
+            )
+        ]
     )
-    lists_a, lists_b, valid = read_lists(a, b, np.repeat(scores.renormalised[rows], stretches))
-    owner = np.repeat(np.arange(len(block)), stretches)
-    counts = np.bincount(owner[valid], minlength=len(block))
+
+
+def _compare_tokens(scores: PairScores, rows: I8, a: _Answers, b: _Answers) -> I8:
+    """Agreed prefix, first difference and common end of these pairs. Returns how far each is compared."""
+    length = np.minimum(a.length[rows], b.length[rows])
+    differences = (_tokens(a, rows, length) != _tokens(b, rows, length)).nonzero()[0]
+    ends = np.cumsum(length)
+    # The next difference from each pair's start on, if it lies before the pair's end.
+    following = np.append(differences, ends[-1])[np.searchsorted(differences, ends - length)]
+    differs = following < ends
+    agreed = np.where(differs, following - (ends - length), length)
+    scores.agreed[rows] = agreed
+    scores.first_difference[rows] = np.where(differs, agreed, -1)
+    known = (a.ended[rows] >= 0) & (b.ended[rows] >= 0)
+    together = ~differs & (a.length[rows] == b.length[rows]) & (a.ended[rows] == 1) & (b.ended[rows] == 1)
+    scores.ended_together[rows] = np.where(known, together, -1)
+    return np.where((b.source[rows] == _FORCED) | ~differs, length, agreed + 1)
+
+
+def _blocks(stretch: I8, width: I8) -> Iterator[I8]:
+    """Blocks of rows that have a stretch to compare, pairs of like width together: none pads another."""
+    block: list[int] = []
+    positions = 0
+    order = np.argsort(width, kind="stable")
+    order = order[stretch[order] > 0]
+    for row, length, widest in zip(
+        order.tolist(), stretch[order].tolist(), width[order].tolist(), strict=True
+    ):
+        positions += length
+        if block and positions * widest > BLOCK_ENTRIES:
+            yield np.array(block)
+            block, positions = [], length
+        block.append(row)
+    if block:
+        yield np.array(block)
+
+
+def _score_block(rows: I8, stretches: I8, a: _Answers, b: _Answers, scores: PairScores) -> None:
+    """Score one block of pairs into `scores`."""
+    lists_a, lists_b, valid = read_lists(
+        _sent(a, rows, stretches),
+        _sent(b, rows, stretches),
+        np.repeat(scores.renormalised[rows], stretches),
+    )
+    owner = np.repeat(np.arange(len(rows)), stretches)
+    counts = np.bincount(owner[valid], minlength=len(rows))
     scores.positions[rows] = counts
     scores.invalid[rows] = stretches - counts
-    measured = measure(lists_a, lists_b, np.repeat(eta, stretches))
+    measured = measure_listed(lists_a, lists_b, np.repeat(np.maximum(a.eta[rows], b.eta[rows]), stretches))
     _reduce(measured, valid, owner, counts, rows, scores)
-    return [int(row) for row in rows[counts > 0]]
 
 
-def _sent(halves: Sequence[tuple[Half, int]]) -> SentLists:
+def _sent(answers: _Answers, rows: I8, stretches: I8) -> SentLists:
     """The first positions of several answers side by side; shorter lists padded with entries not listed."""
-    total = sum(stretch for _, stretch in halves)
-    widths = [int(half.columns.k[half.index]) for half, _ in halves]
-    widest = max(widths)
-    slices = []
-    for (half, stretch), k in zip(halves, widths, strict=True):
-        start = int(half.columns.entry_offsets[half.index])
-        slices.append(slice(start, start + stretch * k))
-    emitted = np.concatenate([_tokens(half, stretch) for half, stretch in halves], dtype=np.int64)
-    if min(widths) == widest:
-        id_parts = [half.columns.top_ids[part] for (half, _), part in zip(halves, slices, strict=True)]
-        value_parts = [
-            half.columns.top_logprobs[part] for (half, _), part in zip(halves, slices, strict=True)
-        ]
-        flat_ids = np.concatenate(id_parts).reshape(total, widest)
-        flat_values = np.concatenate(value_parts).reshape(total, widest)
+    total = int(stretches.sum())
+    emitted = _tokens(answers, rows, stretches)
+    widths = answers.k[rows]
+    # One row at least, so that an answer that lists nothing has something to be invalid for.
+    widest = max(int(widths.max()), 1)
+    ids, values = [], []
+    firsts, ends = answers.first_entry[rows], answers.first_entry[rows] + stretches * widths
+    for row, first, end in zip(rows.tolist(), firsts.tolist(), ends.tolist(), strict=True):
+        columns = answers.halves[row].columns
+        ids.append(columns.top_ids[first:end])
+        values.append(columns.top_logprobs[first:end])
+    if int(widths.min()) == widest:
+        flat_ids, flat_values = np.concatenate(ids), np.concatenate(values)
         return SentLists(
-            np.array(flat_ids.T, dtype=np.int64, order="C"),
-            np.array(flat_values.T, dtype=np.float64, order="C"),
+            np.ascontiguousarray(flat_ids.reshape(total, widest).T),
+            np.array(flat_values.reshape(total, widest).T, dtype=np.float64, order="C"),
             emitted,
         )
-    ids = np.full((widest, total), NOT_LISTED, dtype=np.int64)
+    all_ids = np.full((widest, total), NOT_LISTED, dtype=np.int64)
     logprobs = np.full((widest, total), -np.inf)
     at = 0
-    for (half, stretch), part, k in zip(halves, slices, widths, strict=True):
-        ids[:k, at : at + stretch] = half.columns.top_ids[part].reshape(stretch, k).T
-        logprobs[:k, at : at + stretch] = half.columns.top_logprobs[part].reshape(stretch, k).T
+    for part, value, k, stretch in zip(ids, values, widths.tolist(), stretches.tolist(), strict=True):
+        all_ids[:k, at : at + stretch] = part.reshape(stretch, k).T
+        logprobs[:k, at : at + stretch] = value.reshape(stretch, k).T
         at += stretch
-    return SentLists(ids, logprobs, emitted)
+    return SentLists(all_ids, logprobs, emitted)
 
 
 def _reduce(measured: Measures, valid: Bool, owner: I8, counts: I8, rows: I8, scores: PairScores) -> None:
