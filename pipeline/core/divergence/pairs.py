@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.core.divergence.measures import BLOCK_ENTRIES, Measures, measure_listed
+from pipeline.core.divergence.measures import BLOCK_ENTRIES, measure_listed
 from pipeline.core.divergence.reading import SentLists, read_lists
 from schemas.columns import F8, I4, I8, KINDS, NOT_LISTED, SOURCES, Bool, LogitColumns
 
@@ -137,10 +137,12 @@ def _answers(halves: Sequence[Half]) -> _Answers:
     numbers = np.empty((9, len(halves)), dtype=np.int64)
     eta = np.empty(len(halves))
     for at in places.values():
-        columns, index = halves[at[0]].columns, [halves[place].index for place in at]
-        numbers[:, at] = [
-            starts := columns.offsets[index],
-            columns.offsets[1:][index] - starts,
+        columns = halves[at[0]].columns
+        index = np.array([halves[place].index for place in at], dtype=np.intp)
+        starts = columns.offsets[index]
+        facts: Sequence[NDArray[Any]] = (
+            starts,
+            columns.offsets[index + 1] - starts,
             columns.entry_offsets[index],
             columns.k[index],
             columns.definition[index],
@@ -148,8 +150,11 @@ def _answers(halves: Sequence[Half]) -> _Answers:
             columns.identity[index],
             columns.source[index],
             columns.ended[index],
-        ]
-        eta[at] = columns.eta[index]
+        )
+        to = np.array(at, dtype=np.intp)
+        for row, values in zip(numbers, facts, strict=True):
+            row[to] = values
+        eta[to] = columns.eta[index]
     start, length, first_entry, k, *_, source, ended = numbers
     return _Answers(halves, start, length, first_entry, k, numbers[4:7], source, ended, eta)
 
@@ -209,11 +214,22 @@ def _score_block(rows: I8, stretches: I8, a: _Answers, b: _Answers, scores: Pair
         np.repeat(scores.renormalised[rows], stretches),
     )
     owner = np.repeat(np.arange(len(rows)), stretches)
-    counts = np.bincount(owner[valid], minlength=len(rows))
+    all_valid = bool(np.logical_and.reduce(valid))
+    counts = stretches if all_valid else np.bincount(owner[valid], minlength=len(rows))
     scores.positions[rows] = counts
     scores.invalid[rows] = stretches - counts
     measured = measure_listed(lists_a, lists_b, np.repeat(np.maximum(a.eta[rows], b.eta[rows]), stretches))
-    _reduce(measured, valid, owner, counts, rows, scores)
+    divisor = np.maximum(counts, 1)
+
+    def read(values: F8) -> F8:
+        return values if all_valid else np.where(valid, values, 0.0)
+
+    # `bincount` adds in order, so a pair's sum never depends on its block.
+    for name in ("kl_lower", "kl_floor", "js_lower", "tv_lower", "cosine", "top1_agree"):
+        sums = np.bincount(owner, weights=read(getattr(measured, name)), minlength=len(rows))
+        getattr(scores, name)[rows] = sums / divisor
+    starts = np.cumsum(stretches) - stretches
+    scores.kl_lower_max[rows] = np.maximum.reduceat(read(measured.kl_lower), starts)
 
 
 def _sent(answers: _Answers, rows: I8, stretches: I8) -> SentLists:
@@ -244,18 +260,3 @@ def _sent(answers: _Answers, rows: I8, stretches: I8) -> SentLists:
         logprobs[:k, at : at + stretch] = value.reshape(stretch, k).T
         at += stretch
     return SentLists(all_ids, logprobs, emitted)
-
-
-def _reduce(measured: Measures, valid: Bool, owner: I8, counts: I8, rows: I8, scores: PairScores) -> None:
-    """Means and maximum per pair. `bincount` adds in order, so a pair's sum never depends on its block."""
-    divisor = np.maximum(counts, 1)
-    all_valid = bool(valid.all())
-
-    def read(values: F8) -> F8:
-        return values if all_valid else np.where(valid, values, 0.0)
-
-    for name in ("kl_lower", "kl_floor", "js_lower", "tv_lower", "cosine", "top1_agree"):
-        sums = np.bincount(owner, weights=read(getattr(measured, name)), minlength=len(counts))
-        getattr(scores, name)[rows] = sums / divisor
-    starts = np.flatnonzero(np.diff(owner, prepend=-1))
-    scores.kl_lower_max[rows] = np.maximum.reduceat(read(measured.kl_lower), starts)
