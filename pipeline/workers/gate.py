@@ -19,6 +19,7 @@ from aiokafka.errors import KafkaError
 
 from pipeline.config import Config
 from pipeline.core.gate.gating import Effect, GateCore, GateSettings
+from pipeline.core.gate.soundness import unsound
 from pipeline.errors import PipelineError
 from pipeline.policy_file import parse_policy, read_policy_file, shipped_policy_text
 from pipeline.workers.broker import RangeReader
@@ -209,17 +210,25 @@ class GateWorker:
         if record.topic is Topic.COMMANDS:
             await self._obey(seat, record)
             return
+        buckets: FinalBuckets | FreshCells
         try:
             if record.topic is Topic.BUCKETS:
-                seat.core.on_final(read_msgpack(record.value, FinalBuckets))
-                seat.news_finals = True
+                buckets = read_msgpack(record.value, FinalBuckets)
             else:
-                seat.core.on_fresh(read_msgpack(record.value, FreshCells))
-                seat.news_fresh = True
+                buckets = read_msgpack(record.value, FreshCells)
         except UnknownVersionError as error:
             raise VersionError(record, error.version) from None
         except msgspec.MsgspecError as error:
             await self._refuse(record, [Rejected(None, "", str(error))])
+            return
+        if reason := unsound(buckets, _now_us()):
+            await self._refuse(record, [Rejected(None, "seconds", reason)])
+        elif isinstance(buckets, FinalBuckets):
+            seat.core.on_final(buckets)
+            seat.news_finals = True
+        else:
+            seat.core.on_fresh(buckets)
+            seat.news_fresh = True
 
     async def _obey(self, seat: _Seat, record: Record) -> None:
         commands, positions, rejected = COMMANDS.read(record.value)

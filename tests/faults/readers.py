@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
+from pipeline.core.gate.gating import GateCore
+from pipeline.core.gate.soundness import unsound
 from pipeline.core.gate.state import StateError, decode_state
 from pipeline.core.measuring import MeasureSource
 from pipeline.core.pairing import PairSource
 from pipeline.core.source import ContentSettings, RecordMeta
+from pipeline.policy_file import parse_policy
 from pipeline.store.derived_rows import bucket_rows, decision_rows, pair_rows
 from schemas import codec
-from schemas.buckets import FreshCells
+from schemas.buckets import Cell, FinalBuckets, FreshCells, PopulationCells, Second
 from schemas.columns import (
     ABSENT,
     GAUGES,
@@ -31,12 +35,13 @@ from schemas.columns import (
     TelemetryColumns,
 )
 from schemas.commands import COMMANDS
-from schemas.control import Directive, Rollout
+from schemas.control import Command, Directive, Rollout
 from schemas.examples import invalid_examples, valid_examples
 from schemas.json_codec import FEEDBACK
 from schemas.records import read_json, read_msgpack
-from schemas.topics import COLUMNS, JSON, Topic
+from schemas.topics import COLUMNS, JSON, Topic, gating_partition
 from schemas.validity import has_valid_position
+from tests.core.gate import build as gates
 from tests.store.records import START_US, final, packed, pair_batch, refused_decision
 
 REQUIRED: Final = ("rollout", "node", "model_version")
@@ -319,6 +324,66 @@ def _states() -> tuple[bytes, ...]:
     return json.dumps(memory).encode(), json.dumps(partition).encode()
 
 
+_parsed: Final = lru_cache(parse_policy)
+_START: Final = Command(
+    v=1, command_id="c", rollout=gates.NAME, ts_us=1, command="start", arguments={"spec": gates.SPEC}, by="t"
+)
+
+
+def _gating(kind: type[FinalBuckets] | type[FreshCells]) -> Callable[[bytes], tuple[int, int]]:
+    """A gate with a running roll-out that is told this, and judges; other sources have closed the second."""
+
+    def read(value: bytes) -> tuple[int, int]:
+        now_us = (gates.T0 + 30) * 1_000_000
+        try:
+            told = read_msgpack(value, kind)
+        except msgspec.DecodeError:
+            return 0, 1
+        if unsound(told, now_us):
+            return 0, 1
+        core = GateCore(gating_partition(gates.NAME), gates.SOURCES, gates.settings(parse_policy=_parsed))
+        start = {"spec": gates.SPEC}
+        core.on_command(
+            Command(
+                v=1, command_id="c", rollout=gates.NAME, ts_us=1, command="start", arguments=start, by="t"
+            ),
+            0,
+            gates.T0 * 1_000_000,
+        )
+        for topic in (Topic.REQUESTS, Topic.TELEMETRY):
+            core.on_final(read_msgpack(_closing(topic), FinalBuckets))
+        if isinstance(told, FinalBuckets):
+            core.on_final(told)
+        else:
+            core.on_fresh(told)
+        core.judge_fresh(now_us)
+        core.judge_complete(now_us)
+        core.gauges()
+        return 1, 0
+
+    return read
+
+
+def _closing(topic: Topic) -> bytes:
+    """A second with five requests, or five pairs, of the canary."""
+    pairs = topic is Topic.LOGITS
+    name, values = ("kl_lower", [gates.nats(0.01)] * 5) if pairs else ("ttft_us", [1000] * 5)
+    measures = {name: gates.distribution(name, values)}
+    counters = {"pairs": 5} if pairs else {"requests": 5}
+    cells = [Cell(dimension, at, counters, measures, []) for dimension, at in (("all", ""), ("node", "c-1"))]
+    population = gates.canary(differs=1 if pairs else 0)
+    held = [] if topic is Topic.TELEMETRY else [PopulationCells(population, cells)]
+    at, mine = gates.T0 + 5, gating_partition(gates.NAME)
+    seconds = [Second(at, held)]
+    return packed(FinalBuckets(1, topic, 0, mine, at, at, 0, 77, gates.HASH, 0, 1, seconds))
+
+
+def _opening() -> bytes:
+    """The same pairs while their second is open."""
+    whole = read_msgpack(_closing(Topic.LOGITS), FinalBuckets)
+    return packed(FreshCells(1, whole.topic, 0, whole.gating_partition, 77, 0, gates.HASH, whole.seconds))
+
+
 def readers() -> Mapping[str, Reader]:
     """All of them by name; each with records to begin from."""
     found = {}
@@ -340,6 +405,8 @@ def readers() -> Mapping[str, Reader]:
     }  # fmt: skip
     for name, (read, examples, errors) in own.items():
         found[name] = Reader(_own(read, *errors), examples)
+    found["gate finals"] = Reader(_gating(FinalBuckets), (_closing(Topic.LOGITS), _closing(Topic.REQUESTS)))
+    found["gate fresh"] = Reader(_gating(FreshCells), (_opening(),))
     found["klaxon.feedback json"] = Reader(_counts(FEEDBACK.read), _json_examples(Topic.FEEDBACK))
     found["klaxon.commands json"] = Reader(_counts(COMMANDS.read), _json_examples(Topic.COMMANDS))
     return found

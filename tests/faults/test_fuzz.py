@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from schemas import columnar_codec, json_codec
 from schemas.columns import Rejected
+from tests.faults import readers as readers_module
 from tests.faults.fuzz import fuzz, inputs
 from tests.faults.readers import check_rejected, readers
 
@@ -63,6 +64,7 @@ def _all_readable(columns: Any) -> Any:
         (columnar_codec, "blank_infinite", _as_they_are, "klaxon.logits columns"),
         (columnar_codec, "_read_extras", lambda extras, *_: extras, "klaxon.requests columns"),
         (json_codec, "logit_shape_error", lambda _: None, "klaxon.logits json"),
+        (readers_module, "unsound", lambda *_: "", "gate finals"),
     ],
 )
 def test_a_reader_without_one_of_its_checks_is_found(
