@@ -158,6 +158,7 @@ class Intake:
             "fresh_cells": sum(len(cells) for source in sources for cells in source.fresh.values()),
             "conflicting_finals": sum(source.conflicts for source in sources),
             "foreign_settings": sum(source.foreign for source in sources),
+            "stale_cells": sum(source.stale for source in sources),
             "dropped_seconds": sum(source.overflowed for source in sources),
             "stray_records": self.strays,
         }

@@ -47,6 +47,8 @@ class Source:
     foreign: int = 0
     """Statements made with other content settings."""
     overflowed: int = 0
+    stale: int = 0
+    """Fresh cells of closed seconds, or older than what is known: of a worker that lost its partition."""
     known: list[tuple[int, int]] = field(default_factory=list)
     """Known seconds as intervals, ascending, both ends inclusive."""
     gaps: list[tuple[int, int]] = field(default_factory=list)
@@ -100,6 +102,7 @@ class Source:
         for second in fresh.seconds:
             at = second.second
             if at <= folded or at in self.owners or at < fresh.whole_from or self._closed(at):
+                self.stale += sum(len(one.cells) for one in second.contents)
                 continue
             cells = self.fresh.setdefault(at, {})
             for population_cells in second.contents:
@@ -108,6 +111,7 @@ class Source:
                     before = cells.get(key)
                     if before is not None:
                         if before[0] > fresh.offset:
+                            self.stale += 1
                             continue
                         change.removed.append((at, population_cells.population, before[1]))
                     cells[key] = (fresh.offset, cell)

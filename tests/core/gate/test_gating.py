@@ -134,6 +134,7 @@ def test_the_newest_offset_of_a_fresh_cell_wins() -> None:
     bench.core.on_fresh(fresh(LOGITS, {T0 + 1: [PopulationCells(canary(), [pair_cell([0.01] * 200)])]}, 9))
     bench.core.on_fresh(fresh(LOGITS, {T0 + 1: [PopulationCells(canary(), [pair_cell([0.2] * 150)])]}, 8))
     assert bench.core.judge_fresh(us(T0 + 2)) == []
+    assert bench.core.gauges()["stale_cells"] == 1
 
 
 def test_a_final_replaces_the_fresh_cells_of_its_source() -> None:
@@ -142,6 +143,7 @@ def test_a_final_replaces_the_fresh_cells_of_its_source() -> None:
     bench.read(final(LOGITS, T0, T0 + 1, {T0 + 1: [PopulationCells(canary(), [pair_cell([0.2] * 60)])]}))
     bench.core.on_fresh(fresh(LOGITS, {T0 + 1: [PopulationCells(canary(), [pair_cell([0.2] * 60)])]}, 10))
     assert bench.core.judge_fresh(us(T0 + 20)) == []
+    assert bench.core.gauges()["stale_cells"] == 1
     bench.core.on_fresh(fresh(LOGITS, {T0 + 2: [PopulationCells(canary(), [pair_cell([0.2] * 40)])]}, 11))
     assert kinds(bench.core.judge_fresh(us(T0 + 20))) == ["trip"]
 
