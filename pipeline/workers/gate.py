@@ -46,6 +46,7 @@ READS: Final = (Topic.BUCKETS, Topic.PARTIALS, Topic.COMMANDS)
 WRITES: Final = (Topic.CONTROL, Topic.DECISIONS, Topic.ROLLOUTS, Topic.STATE, Topic.DEAD_LETTER)
 PACE_S: Final = 0.01
 UPKEEP_EVERY_S: Final = 1.0
+TELL_EVERY_S: Final = 60.0
 
 
 class SplitSeatError(PipelineError):
@@ -88,6 +89,7 @@ class GateWorker:
         self._settings = settings
         self._sources = sources
         self._seats: dict[int, _Seat] = {}
+        self._told_foreign_s = -TELL_EVERY_S
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def assigned(self, places: frozenset[Partition]) -> None:
@@ -221,6 +223,8 @@ class GateWorker:
         except msgspec.MsgspecError as error:
             await self._refuse(record, [Rejected(None, "", str(error))])
             return
+        if buckets.settings_hash != self._settings.settings_hash:
+            self._tell_foreign(f"{buckets.topic}/{buckets.partition}")
         if reason := unsound(buckets, _now_us()):
             await self._refuse(record, [Rejected(None, "seconds", reason)])
         elif isinstance(buckets, FinalBuckets):
@@ -229,6 +233,16 @@ class GateWorker:
         else:
             seat.core.on_fresh(buckets)
             seat.news_fresh = True
+
+    def _tell_foreign(self, source: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._told_foreign_s >= TELL_EVERY_S:
+            self._told_foreign_s = now_s
+            log.warning(
+                "%s: closed with other content settings; its seconds are unknown and hold every roll-out "
+                "until all workers run the same release with the same `content` section",
+                source,
+            )
 
     async def _obey(self, seat: _Seat, record: Record) -> None:
         commands, positions, rejected = COMMANDS.read(record.value)
