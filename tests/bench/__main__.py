@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -24,7 +25,7 @@ from tests.bench.rows import Row, row, show, write
 from tests.conftest import REPOSITORY
 from tests.kafka.broker import apache_kafka
 
-OK, MISSED, ABSENT = 0, 1, 3
+OK, MISSED, ABSENT, INTERRUPTED = 0, 1, 3, 130
 """Exit codes, besides 2 for wrong usage."""
 OUT = REPOSITORY / "build" / "bench.json"
 
@@ -45,7 +46,11 @@ def main(
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     before = machine.describe()
     started_s = time.monotonic()
-    rows = asyncio.run(_run(chosen, shared, quick=options.quick))
+    try:
+        rows = asyncio.run(_run(chosen, shared, quick=options.quick))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("bench: interrupted", file=sys.stderr)
+        return INTERRUPTED
     for name, text in before.items():
         console.print(f"[bold]{name}[/]: {text}")
     console.print()
@@ -89,7 +94,10 @@ def absent(chosen: Sequence[Measurement], shared: Path) -> str | None:
 
 
 async def _run(chosen: Mapping[str, Measurement], shared: Path, *, quick: bool) -> list[Row]:
-    """All of them, one after the other."""
+    """All of them, one after the other. SIGTERM ends what was started, too."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     rows: list[Row] = []
     on_kafka = {name: one for name, one in chosen.items() if isinstance(one, OnKafka)}
     if on_kafka:

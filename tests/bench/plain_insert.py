@@ -18,7 +18,7 @@ import clickhouse_connect
 import msgspec
 
 from pipeline.store.archive import TABLES, read_record
-from pipeline.store.blocks import Block, BlockCutter, BlockLimits, day_of
+from pipeline.store.blocks import Block, BlockCutter, BlockLimits
 from pipeline.store.client import INSERT_SETTINGS, connect
 from pipeline.store.columns import listed
 from pipeline.store.migrate import migrate
@@ -49,7 +49,7 @@ def blocks(path: Path) -> list[Block]:
             cutter = BlockCutter(table, Topic.REQUESTS.value, partition, BlockLimits(), "plain")
             cutters[partition] = cutter
         rows, _ = read_record(Topic.REQUESTS, record)
-        cutter.add(offset, day_of(record.append_us), rows, 0)
+        cutter.add(offset, record.append_us, rows, 0)
     cut = []
     for cutter in cutters.values():
         while block := cutter.take(0, force=True):

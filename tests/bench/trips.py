@@ -185,7 +185,13 @@ class _Fleet:
         try:
             await asyncio.wait_for(self.routed.started[rollout].wait(), DUE_S)
         except TimeoutError:
-            raise BenchError(f"{rollout}: no directive within {DUE_S:g} s of its start") from None
+            raise BenchError(
+                f"{rollout}: no directive within {DUE_S:g} s of its start\n{self.last_words()}"
+            ) from None
+
+    def last_words(self) -> str:
+        """The ends of the workers' logs."""
+        return "\n".join(f"--- {worker.kind}\n{worker.log[-1500:]}" for worker in self.workers)
 
     async def background(self) -> None:
         """200 healthy pairs a second, requests and answers, as evenly as the machine allows."""
@@ -224,7 +230,9 @@ class _Fleet:
         try:
             line = await asyncio.wait_for(tripped, DUE_S)
         except TimeoutError:
-            raise BenchError(f"{rollout}: no trip within {DUE_S:g} s of its deciding event") from None
+            raise BenchError(
+                f"{rollout}: no trip within {DUE_S:g} s of its deciding event\n{self.last_words()}"
+            ) from None
         cause = line.directive.cause
         if cause is None or cause.samples != SAMPLES:
             raise BenchError(f"{rollout}: tripped for {cause}, not for {SAMPLES} pairs")
