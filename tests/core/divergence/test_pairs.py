@@ -74,6 +74,14 @@ def test_nothing_to_compare_is_no_position(tokens: list[int]) -> None:
     assert (scores.positions[0], scores.invalid[0]) == (0, len(tokens))
 
 
+def test_an_answer_that_lists_nothing_has_no_valid_position() -> None:
+    nothing: list[list[Entry]] = [[], []]
+    for left, right in ((nothing, LIST_A), (LIST_A, nothing), (nothing, nothing)):
+        scores = one(answer([1, 2], left), answer([1, 2], right))
+        assert scores.outcome == ("no_position",)
+        assert (scores.positions[0], scores.invalid[0]) == (0, 2)
+
+
 def test_no_pairs() -> None:
     assert score_pairs([]).n == 0
 
