@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -29,6 +30,8 @@ NEEDS = ("java", "mvn")
 
 def main() -> int:
     """Play the rounds; returns the exit code."""
+    # As Ctrl-C: whoever ends the suite ends the broker and the workers, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     arguments = _arguments()
     missing = [program for program in NEEDS if shutil.which(program) is None]
     if missing:

@@ -77,9 +77,10 @@ class Crew:
         async def done() -> bool:
             for seat, worker in enumerate(self.seats):
                 if not worker.running:
-                    if seat != self._vacant:
+                    if seat == self._vacant:
+                        self._vacant = None
+                    else:
                         self._note_death(worker)
-                    self._vacant = None
                     self.seats[seat] = await self._started()
             held = [held_by(worker) for worker in self.seats]
             return all(held) and set().union(*held) == self.everything
@@ -132,7 +133,7 @@ class Crew:
 
     def _note_death(self, worker: Worker) -> None:
         """A gate that was away for too long is fenced; nothing else may end a worker."""
-        if self.kind != "gate" or FENCED not in worker.log:
+        if not was_fenced(worker):
             self.findings.append(Finding("wrong", f"{self.kind} ended by itself: {last_line(worker)}"))
 
     async def _on_its_way(self, fault: Fault) -> Worker:
@@ -207,7 +208,7 @@ class Crew:
             self._note_death(victim)
         else:
             code = await victim.until_ended(timeout_s=PATIENCE_S)
-            assert code in ENDS_WITH[fault.action], f"exit code {code}"
+            assert code in ENDS_WITH[fault.action] or was_fenced(victim), f"exit code {code}"
         await asyncio.sleep(fault.after_s)
         if leave_vacant:
             self._vacant = fault.seat
@@ -271,6 +272,11 @@ def is_frozen(worker: Worker) -> bool:
         return False
     stat = Path(f"/proc/{worker.pid}/stat").read_text()
     return stat.rpartition(")")[2].split()[0] == "T"
+
+
+def was_fenced(worker: Worker) -> bool:
+    """Whether it is a gate that ended because its successor had started."""
+    return worker.kind == "gate" and FENCED in worker.log
 
 
 def last_line(worker: Worker) -> str:

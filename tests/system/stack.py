@@ -151,8 +151,8 @@ class Stack:
     sent: Sent = field(default_factory=Sent)
     started: list[Worker] = field(default_factory=list)
     cells_per_bucket: int = 2048
-    clickhouse: Mapping[str, str] = field(default_factory=dict)
-    """Its address and database, as variables; empty: chDB in the folder, of which there is one owner."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Configuration of the test's own, over all other. Without any the archive is chDB in the folder."""
     _one_transaction: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -171,7 +171,7 @@ class Stack:
             "KLAXON_ARCHIVE_BLOCK_AGE_MS": "500",
             "KLAXON_CONTENT_CELLS_PER_BUCKET": str(self.cells_per_bucket),
             "KLAXON_CLICKHOUSE_DSN": f"chdb://{self.folder / 'archive'}",
-            **self.clickhouse,
+            **self.variables,
         }
 
     @property
@@ -323,7 +323,7 @@ async def stack(
     folder: Path,
     cells_per_bucket: int = 2048,
     prepare: Callable[[], Awaitable[object]] | None = None,
-    clickhouse: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Stack]:
     """Topics from nothing, created by the command that operators use; every process is gone at the end.
 
@@ -346,7 +346,7 @@ async def stack(
             producer,
             transactions,
             cells_per_bucket=cells_per_bucket,
-            clickhouse=clickhouse or {},
+            variables=variables or {},
         )
         await asyncio.gather(made.klaxon("topics", "create"), made.klaxon("migrate"))
         for client in (producer, transactions):

@@ -265,7 +265,7 @@ async def test_frozen_workers_wake_up_beside_their_successors(kafka_session: Bro
         for kind, worker in holders.items():
             await worker.until_log(TAKEN[kind], timeout_s=PATIENCE_S)
         async with fleet(on, 3000) as traffic:
-            for _ in range(3):
+            for _ in range(2):
                 await asyncio.gather(*(frozen(on, kind, holders, rng.random()) for kind in holders))
         found = await verdict(on, traffic.started)
     assert not found, "\n".join(found)
