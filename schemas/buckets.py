@@ -1,7 +1,8 @@
 """One-second buckets as they travel: cells, populations, final and fresh records.
 
 msgpack arrays (`application/vnd.klaxon.buckets+msgpack`). Everything is an integer, so merging is
-associative, exact and independent of order: µs for times, tokens for lengths, 2⁻³⁰ nats for scores.
+associative, exact and independent of order: µs for times, tokens for lengths, 2⁻³⁰ nats for scores. Workers
+make thousands of them a second; nothing in them refers back (gc=False).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SCORE_ONE: Final = 1 << 30
 WORST_KEPT: Final = 3
 
 
-class Population(Struct, frozen=True, array_like=True):
+class Population(Struct, frozen=True, array_like=True, gc=False):
     """Whose evidence it is, by what the events themselves say. Part of every bucket's key.
 
     The gate, which alone knows specs and generations, brings populations to roll-outs.
@@ -36,7 +37,7 @@ class Population(Struct, frozen=True, array_like=True):
     8 system."""
 
 
-class Distribution(Struct, array_like=True):
+class Distribution(Struct, array_like=True, gc=False):
     """Count, integer sum, extremes and a sparse histogram of one quantity.
 
     `bins` ascending; empty `bins` where the quantity keeps no histogram. With count 0, min = max = 0.
@@ -50,7 +51,7 @@ class Distribution(Struct, array_like=True):
     counts: list[int]
 
 
-class Cell(Struct, array_like=True):
+class Cell(Struct, array_like=True, gc=False):
     """One class of traffic inside one population and second."""
 
     dimension: str
@@ -62,14 +63,14 @@ class Cell(Struct, array_like=True):
     exact."""
 
 
-class PopulationCells(Struct, array_like=True):
+class PopulationCells(Struct, array_like=True, gc=False):
     """All cells of one population in one second. Telemetry has no population: cells by node."""
 
     population: Population | None
     cells: list[Cell]
 
 
-class Second(Struct, array_like=True):
+class Second(Struct, array_like=True, gc=False):
     """One second's content."""
 
     second: int

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from pipeline.core.texts import DIGEST_BYTES, digests, joined
-from schemas.columns import BASELINE, LogitColumns
+from schemas.columns import BASELINE, CANARY, CONTROL, I8, LogitColumns
 
 GroupKey: TypeAlias = bytes
 """Digest of the roll-out, signature, pair id (16 bytes each); without a pair id the first two."""
@@ -24,6 +24,7 @@ GroupKey: TypeAlias = bytes
 Moment: TypeAlias = tuple[int, int]
 """(log time in µs, bytes read through): where in the log something stands. Neither ever falls."""
 
+_BOTH: Final = 1 << CANARY | 1 << CONTROL
 NAMED_MEMORY: Final = 2
 ANONYMOUS_MEMORY: Final = 1
 """How many join timeouts a key is remembered after it came."""
@@ -33,31 +34,18 @@ _NAMED_BYTES: Final = _ANONYMOUS_BYTES + 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Halves:
-    """The halves of one record. Lists have one entry per half."""
+    """The halves of one record; one entry per half."""
 
     columns: LogitColumns
     offset: int
-    positions: list[int]
+    positions: I8
     """Index of each event inside its record."""
     event_us: list[int]
     """Completion, cut at append time + 5 s."""
 
 
-class Arrival(NamedTuple):
-    """One half as it came: which event of which record."""
-
-    record: Halves
-    at: int
-
-    @property
-    def offset(self) -> int:
-        """Of its record."""
-        return self.record.offset
-
-    @property
-    def event_us(self) -> int:
-        """Completion, cut at append time + 5 s."""
-        return self.record.event_us[self.at]
+Arrival: TypeAlias = tuple[Halves, int]
+"""One half as it came: which record, and which of its halves."""
 
 
 def group_keys(columns: LogitColumns) -> list[GroupKey]:
@@ -70,11 +58,28 @@ def group_keys(columns: LogitColumns) -> list[GroupKey]:
     return keys
 
 
+def signature_of(key: GroupKey) -> bytes:
+    """16 bytes."""
+    return key[DIGEST_BYTES:_ANONYMOUS_BYTES]
+
+
+def pair_id_of(key: GroupKey) -> bytes | None:
+    """16 bytes; None where halves are joined by signature alone."""
+    return key[_ANONYMOUS_BYTES:] or None
+
+
+def name_of(key: GroupKey) -> bytes:
+    """What a pair is called: its pair id, else its signature."""
+    return key[-16:]
+
+
 @dataclass(slots=True)
 class Group:
     """One key's halves while it is open, then what is remembered of it."""
 
     key: GroupKey
+    is_anonymous: bool
+    """Joined by signature alone."""
     opened: Moment
     last: Moment
     expected: int = 0
@@ -91,25 +96,13 @@ class Group:
     """Identity of a half (named: its arm; anonymous: arm, node, time) → when it last came, oldest first."""
     is_open: bool = True
 
-    @property
-    def is_anonymous(self) -> bool:
-        """Joined by signature alone."""
-        return len(self.key) == _ANONYMOUS_BYTES
-
-    @property
-    def signature(self) -> bytes:
-        """16 bytes."""
-        return self.key[DIGEST_BYTES:_ANONYMOUS_BYTES]
-
-    @property
-    def pair_id(self) -> bytes | None:
-        """16 bytes; None if joined by signature alone."""
-        return None if self.is_anonymous else self.key[_ANONYMOUS_BYTES:]
-
-    @property
-    def name(self) -> bytes:
-        """What a pair of this group is called: its pair id, else its signature."""
-        return self.key[-16:]
+    def begin(self, arm: int, arrival: Arrival, expected: int, generation: int, now: Moment) -> None:
+        """The first half of a named group."""
+        self.expected = expected
+        self.generation = generation
+        self.present = 1 << arm
+        self.halves[arm] = arrival
+        self.seen[arm] = now
 
     @property
     def memory(self) -> int:
@@ -120,6 +113,11 @@ class Group:
         """Arms that were expected or came and are compared with the baseline."""
         arms = self.expected | self.present
         return [arm for arm in (1, 2) if arms >> arm & 1]
+
+    @property
+    def compares_two(self) -> bool:
+        """Whether both canary and control were expected or came."""
+        return (self.expected | self.present) & _BOTH == _BOTH
 
     def is_complete(self) -> bool:
         """Whether every expected comparison has both its halves."""
@@ -160,27 +158,28 @@ class Groups:
 
     def find(self, key: GroupKey, now: Moment) -> Group:
         """The key's group, opened if the key was not seen of late; notes that it came."""
-        remembered = self._named if len(key) == _NAMED_BYTES else self._anonymous
+        is_anonymous = len(key) == _ANONYMOUS_BYTES
+        remembered = self._anonymous if is_anonymous else self._named
         group = remembered.pop(key, None)
         if group is None:
-            group = Group(key, opened=now, last=now)
+            group = Group(key, is_anonymous, now, now)
             self._opened.append(group)
             self._open_groups += 1
-        group.last = now
+        else:
+            group.last = now
         remembered[key] = group
         return group
 
     def came_before(self, group: Group, identity: object, now: Moment) -> bool:
         """Note that this half came; whether the same came as long ago as its key is remembered."""
         seen = group.seen
-        while seen:
-            oldest = next(iter(seen))
-            if self._within(group.memory, seen[oldest], now):
-                break
-            del seen[oldest]
-        known = seen.pop(identity, None) is not None
+        if group.is_anonymous:
+            # Named halves are three at most; these are as many as were sent.
+            while seen and not self._within(ANONYMOUS_MEMORY, next(iter(seen.values())), now):
+                del seen[next(iter(seen))]
+        before = seen.pop(identity, None) if seen else None
         seen[identity] = now
-        return known
+        return before is not None and self._within(group.memory, before, now)
 
     def _within(self, times: int, then: Moment, now: Moment) -> bool:
         """Whether `then` is at most so many times J, and so many times the bytes, before `now`."""

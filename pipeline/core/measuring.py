@@ -92,46 +92,16 @@ class MeasureSource:
         columns, moment = decoded.columns, (meta.append_us, self._log.log_us, self._log.closed_through)
         if isinstance(columns, RequestColumns):
             if decoded.header is not None and decoded.header.dropped:
-                self._settle()
+                self.settle()
                 self._buckets.add(reported_drops(decoded.header, self._reports, self._log))
             self._waiting.append(_Read(columns, *moment))
             self._events_waiting += columns.n
             if self._events_waiting >= EVENTS_AT_ONCE:
-                self._settle()
+                self.settle()
         else:
             self._add_telemetry(_Read(columns, *moment))
 
-    def take_flush(self) -> Flush:
-        """Everything new since the last flush; counts what waits."""
-        self._settle()
-        finals, self._finals = self._finals, []
-        fresh = self._records.fresh(self._buckets.changed(), self._log.whole_from, self._last_offset)
-        return Flush(finals=finals, fresh=fresh, commit=self._log.commit())
-
-    def gauges(self) -> dict[str, int]:
-        """What is held, by name."""
-        return {
-            "events_waiting": self._events_waiting,
-            "open_seconds": self._buckets.open_seconds,
-            "cells": self._buckets.cells_held,
-            "event_keys": self._buckets.keys_held,
-            "reports": len(self._reports),
-            "index_entries": self._log.index_entries,
-            "finals_waiting": len(self._finals),
-            "holes": self._log.holes,
-        }
-
-    def _close(self, before: int) -> None:
-        first, last = max(before + 1, self._log.whole_from), self._log.closed_through
-        if last <= before:
-            return
-        self._settle()
-        closed = self._buckets.close(last)
-        if last < first:
-            return
-        self._finals += self._records.finals(closed, (first, last), self._log.whole_from, self._last_offset)
-
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Count the events that wait, in log order: many at once cost less each."""
         if not self._waiting:
             return
@@ -166,6 +136,36 @@ class MeasureSource:
                 },
             )
         )
+
+    def take_flush(self) -> Flush:
+        """Everything new since the last flush; counts what waits."""
+        self.settle()
+        finals, self._finals = self._finals, []
+        fresh = self._records.fresh(self._buckets.changed(), self._log.whole_from, self._last_offset)
+        return Flush(finals=finals, fresh=fresh, commit=self._log.commit())
+
+    def gauges(self) -> dict[str, int]:
+        """What is held, by name."""
+        return {
+            "events_waiting": self._events_waiting,
+            "open_seconds": self._buckets.open_seconds,
+            "cells": self._buckets.cells_held,
+            "event_keys": self._buckets.keys_held,
+            "reports": len(self._reports),
+            "index_entries": self._log.index_entries,
+            "finals_waiting": len(self._finals),
+            "holes": self._log.holes,
+        }
+
+    def _close(self, before: int) -> None:
+        first, last = max(before + 1, self._log.whole_from), self._log.closed_through
+        if last <= before:
+            return
+        self.settle()
+        closed = self._buckets.close(last)
+        if last < first:
+            return
+        self._finals += self._records.finals(closed, (first, last), self._log.whole_from, self._last_offset)
 
     def _add_telemetry(self, read: _Read[TelemetryColumns]) -> None:
         columns = read.columns

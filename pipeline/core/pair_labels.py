@@ -32,8 +32,8 @@ class PairLabels:
                     begins[record] = rows
                     rows += record.columns.n
         self._records = list(begins)
-        baseline = np.array([begins[p.baseline.record] + p.baseline.at for p in pairs], dtype=np.int64)
-        other = np.array([begins[p.other.record] + p.other.at for p in pairs], dtype=np.int64)
+        baseline = np.array([begins[record] + at for record, at in [pair.baseline for pair in pairs]])
+        other = np.array([begins[record] + at for record, at in [pair.other for pair in pairs]])
         versions = {name: self._texts(name) for name in _VERSIONS}
         nodes, generations = self._texts("node"), self._column("generation").astype(np.int64)
         self.arm: I8 = np.array([pair.arm for pair in pairs], dtype=np.int64)
@@ -56,12 +56,23 @@ class PairLabels:
         self.temperature: F8 = self._column("temperature")[other]
         self.input_tokens: I8 = self._column("input_tokens")[other].astype(np.int64)
         self.populations, self.population = self._populations()
+        self.first_offset, self.first_position = self._first(baseline, other)
+        """Where the half stands that came first."""
 
     def _texts(self, name: str) -> Texts:
         return joined([record.columns.labels[name] for record in self._records])
 
     def _column(self, name: str) -> Any:
         return np.concatenate([getattr(record.columns, name) for record in self._records])
+
+    def _first(self, baseline: I8, other: I8) -> tuple[I8, I8]:
+        sizes = [record.columns.n for record in self._records]
+        offset = np.repeat([record.offset for record in self._records], sizes)
+        position = np.concatenate([record.positions for record in self._records])
+        same = offset[baseline] == offset[other]
+        is_first = np.where(same, position[baseline] < position[other], offset[baseline] < offset[other])
+        first = np.where(is_first, baseline, other)
+        return offset[first], position[first]
 
     def _populations(self) -> tuple[list[Population], I8]:
         """The distinct populations, and each pair's index into them."""

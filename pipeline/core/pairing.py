@@ -91,15 +91,24 @@ class PairSource:
         if decoded is None:
             return
         if decoded.header is not None and decoded.header.dropped:
-            self._settle()
+            self.settle()
             self._buckets.add(reported_drops(decoded.header, self._reports, self._log))
         self._join(decoded, meta, now)
         if self._pairs_pending >= PAIRS_AT_ONCE:
-            self._settle()
+            self.settle()
+
+    def settle(self) -> None:
+        """Score what waits and add it to the buckets, in log order."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        self._pairs_pending = 0
+        evidence = settle(pending, self._score, self._log.whole_from, self._rows)
+        self._buckets.add(evidence)
 
     def take_flush(self) -> Flush:
         """Everything new since the last flush; scores what waits."""
-        self._settle()
+        self.settle()
         finals, self._finals = self._finals, []
         rows, self._rows = self._rows, PairRows()
         return Flush(
@@ -126,29 +135,30 @@ class PairSource:
         }
 
     def _close(self, before: int) -> None:
-        self._settle()
+        self.settle()
         first, last = max(before + 1, self._log.whole_from), self._log.closed_through
         closed = self._buckets.close(last)
         if last < first:
             return
         self._finals += self._records.finals(closed, (first, last), self._log.whole_from, self._last_offset)
 
-    def _settle(self) -> None:
-        """Score what waits and add it to the buckets, in log order."""
-        if not self._pending:
-            return
-        pending, self._pending = self._pending, []
-        self._pairs_pending = 0
-        evidence = settle(pending, self._score, self._log.whole_from, self._rows)
-        self._buckets.add(evidence)
-
     def _join(self, decoded: Decoded[LogitColumns], meta: RecordMeta, now: Moment) -> None:
         columns = decoded.columns
         completed = np.minimum(columns.ts_us + columns.duration_us, meta.append_us + EVENT_AHEAD_US)
-        record = Halves(columns, meta.offset, decoded.positions.tolist(), completed.tolist())
-        halves = zip(group_keys(columns), columns.arm.tolist(), columns.expected_arms.tolist(), strict=True)
-        for at, (key, arm, expected) in enumerate(halves):
-            self._take_in(self._groups.find(key, now), Arrival(record, at), arm, expected, now)
+        record = Halves(columns, meta.offset, decoded.positions, completed.tolist())
+        halves = zip(
+            group_keys(columns),
+            columns.arm.tolist(),
+            columns.expected_arms.tolist(),
+            columns.generation.tolist(),
+            strict=True,
+        )
+        for at, (key, arm, expected, generation) in enumerate(halves):
+            group = self._groups.find(key, now)
+            if group.seen or group.is_anonymous:
+                self._take_in(group, (record, at), arm, expected, now)
+            else:
+                group.begin(arm, (record, at), expected, generation, now)
 
     def _take_in(self, group: Group, arrival: Arrival, arm: int, expected: int, now: Moment) -> None:
         identity = _identity(arrival, arm) if group.is_anonymous else arm
@@ -158,14 +168,15 @@ class PairSource:
             reason = "unmatched.ambiguous" if group.is_anonymous else "unmatched.late"
             self._count(now[0], _population(arrival, ABSENT), reason, 1)
         else:
-            if not group.present:
-                group.generation = int(arrival.record.columns.generation[arrival.at])
             group.expected |= expected
-            group.present |= 1 << arm
             group.halves.setdefault(arm, arrival)
             if group.is_anonymous:
+                if not group.present:
+                    group.generation = _generation(arrival)
+                group.present |= 1 << arm
                 group.arrived[arm] = group.arrived.get(arm, 0) + 1
             else:
+                group.present |= 1 << arm
                 self._match(group, arm, now[0])
 
     def _match(self, group: Group, arm: int, log_us: int) -> None:
@@ -211,13 +222,15 @@ class PairSource:
         if log_us + self._join_timeout_us + EVENT_AHEAD_US < self._log.whole_from * SECOND_US:
             return
         other = group.halves[arm]
-        event_us = max(baseline.event_us, other.event_us)
+        event_us = max(_event_us(baseline), _event_us(other))
         second = self._second(event_us, log_us, group)
         late = second is None
         counted = log_us // SECOND_US if second is None else second
         pair = Pair(group, baseline, other, arm, counted, late, event_us, log_us)
         self._pending.append(pair)
         self._pairs_pending += 1
+        if not group.compares_two:
+            return
         formed = self._formed.setdefault(group.key, {})
         formed[arm] = pair
         if CANARY in formed and CONTROL in formed:
@@ -239,21 +252,32 @@ class PairSource:
         return second if self._log.accepts(second) else None
 
 
+def _event_us(arrival: Arrival) -> int:
+    record, at = arrival
+    return record.event_us[at]
+
+
 def _identity(arrival: Arrival, arm: int) -> object:
     """What makes two halves without a pair id the same."""
-    columns, at = arrival.record.columns, arrival.at
-    return arm, columns.labels["node"].get(at), int(columns.ts_us[at])
+    record, at = arrival
+    return arm, record.columns.labels["node"].get(at), int(record.columns.ts_us[at])
+
+
+def _generation(arrival: Arrival) -> int:
+    record, at = arrival
+    return int(record.columns.generation[at])
 
 
 def _rollout(arrival: Arrival) -> str:
-    return arrival.record.columns.labels["rollout"].get(arrival.at) or ""
+    record, at = arrival
+    return record.columns.labels["rollout"].get(at) or ""
 
 
 def _population(arrival: Arrival, fallback: int) -> Population:
     """Of one half: what it says itself; `fallback` is its generation where it says none."""
-    columns, at = arrival.record.columns, arrival.at
-    generation = int(columns.generation[at])
+    record, at = arrival
+    generation = _generation(arrival)
     if generation == ABSENT:
         generation = fallback
-    version = columns.labels["model_version"].get(at)
-    return Population(_rollout(arrival), or_none(generation), ARMS[columns.arm[at]], version)
+    version = record.columns.labels["model_version"].get(at)
+    return Population(_rollout(arrival), or_none(generation), ARMS[record.columns.arm[at]], version)

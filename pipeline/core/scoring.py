@@ -13,6 +13,7 @@ from pipeline.core.cells import ALL
 from pipeline.core.divergence import ESTIMATOR, Half, PairScores
 from pipeline.core.evidence import SECOND_US, Dimension, Evidence
 from pipeline.core.formed import Count, Excess, Formed, Pair
+from pipeline.core.groups import name_of, pair_id_of, signature_of
 from pipeline.core.pair_labels import PairLabels
 from pipeline.core.pair_rows import RENORMALISED, SCORES, PairRows
 from schemas.buckets import SCORE_ONE, Population
@@ -82,7 +83,7 @@ class _Scored:
     def columns(self, at: I8, labels: PairLabels) -> dict[str, list[Any]]:
         """Those pairs as columns of PairBatch, texts as texts."""
         pairs = [self.pairs[row] for row in at.tolist()]
-        first = [min(_place(pair.baseline), _place(pair.other)) for pair in pairs]
+        keys = [pair.group.key for pair in pairs]
         ended: tuple[bool | None, ...] = (False, True, None)  # ABSENT is -1: the last entry
         return {
             "rollout": labels.rollout[at].tolist(),
@@ -95,12 +96,12 @@ class _Scored:
             "baseline_node": labels.baseline_node[at].tolist(),
             "request_type": labels.request_type[at].tolist(),
             "input_tokens": labels.input_tokens[at].tolist(),
-            "signature": [pair.group.signature for pair in pairs],
-            "pair_id": [pair.group.pair_id for pair in pairs],
+            "signature": [signature_of(key) for key in keys],
+            "pair_id": [pair_id_of(key) for key in keys],
             "event_us": [pair.event_us for pair in pairs],
             "formed_us": self.formed_us[at].tolist(),
-            "first_offset": [offset for offset, _ in first],
-            "first_position": [position for _, position in first],
+            "first_offset": labels.first_offset[at].tolist(),
+            "first_position": labels.first_position[at].tolist(),
             "positions": self.scores.positions[at].tolist(),
             "agreed": self.scores.agreed[at].tolist(),
             "first_difference": [ev.or_none(each) for each in self.scores.first_difference[at].tolist()],
@@ -112,12 +113,6 @@ class _Scored:
             ],
             **{name: units[at].tolist() for name, units in self.units.items()},
         }
-
-
-def _place(arrival: tuple[Any, int]) -> tuple[int, int]:
-    """Offset and position of a half."""
-    record, at = arrival
-    return record.offset, record.positions[at]
 
 
 class _Rows:
@@ -161,7 +156,7 @@ class _Rows:
         measures = {name: scored.units[name][plain] for name in _MEASURED}
         self._fill(at[plain], "pairs", {"positions": scored.scores.positions[plain], **measures})
         for row, pair in zip(at.tolist(), scored.pairs, strict=True):
-            self._ids[row] = pair.group.name
+            self._ids[row] = name_of(pair.group.key)
 
     def add_excesses(self, excesses: Sequence[Excess]) -> None:
         """Paired differences of canary and control."""

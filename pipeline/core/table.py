@@ -92,6 +92,7 @@ class CellTable:
         self._least: I8 = np.zeros((0, 0), dtype=np.int64)
         self._greatest: I8 = np.zeros((0, 0), dtype=np.int64)
         self._worst: list[list[tuple[int, bytes]]] = []
+        """Never changed in place: cells that travel share them."""
         self._enough: I8 = np.zeros(0, dtype=np.int64)
         """Score below which a row is not among the cell's worst: of the last one kept, once all are taken."""
         self._free: list[int] = []
@@ -146,9 +147,23 @@ class CellTable:
     def add_worst(self, scores: I8, ids: Sequence[bytes], rows: I8, columns: I8) -> None:
         """Row `rows[i]` is a candidate for the worst of `columns[i]`; columns may repeat."""
         near = np.flatnonzero(scores[rows] >= self._enough[columns])
-        for row, column in zip(rows[near].tolist(), columns[near].tolist(), strict=True):
-            kept = worst_of((*self._worst[column], (int(scores[row]), ids[row])))
-            self._worst[column] = kept
+        if len(near) == 0:
+            return
+        near = near[np.lexsort((scores[rows[near]], columns[near]))]
+        rows, columns = rows[near], columns[near]
+        ranked = scores[rows]
+        starts = np.flatnonzero(np.diff(columns, prepend=-1))
+        ends = np.append(starts[1:], len(columns))
+        # Of each column its greatest few, and whatever equals the least of them: ids decide among equals.
+        least = ranked[np.maximum(ends - WORST_KEPT, starts)]
+        chosen = np.flatnonzero(ranked >= np.repeat(least, ends - starts))
+        gathered: dict[int, list[tuple[int, bytes]]] = {}
+        for row, column, score in zip(
+            rows[chosen].tolist(), columns[chosen].tolist(), ranked[chosen].tolist(), strict=True
+        ):
+            gathered.setdefault(column, []).append((score, ids[row]))
+        for column, entries in gathered.items():
+            kept = self._worst[column] = worst_of((*self._worst[column], *entries))
             if len(kept) == WORST_KEPT:
                 self._enough[column] = kept[-1][0]
 
@@ -161,26 +176,37 @@ class CellTable:
             return []
         counters = sorted(self._counters)
         totals = self._totals[:, columns][[self._counters[name] for name in counters]].T.tolist()
-        cells = [
-            Cell(dimension, value, {name: n for name, n in zip(counters, row, strict=True) if n}, {}, [])
-            for (dimension, value), row in zip(names, totals, strict=True)
-        ]
+        found: list[dict[str, Distribution]] = [{} for _ in names]
         held = [name for name in sorted(self._measures) if self._count[self._measures[name], columns].any()]
         binned = [name for name in held if name in _HISTOGRAMS]
         edges, bins, counts = histograms.runs(columns, binned)
+        none: list[int] = []
         for name in held:
             at = self._measures[name]
             sums = (self._count, self._sum, self._least, self._greatest)
-            rows = zip(cells, edges, *(matrix[at, columns].tolist() for matrix in sums), strict=True)
-            first = 2 * binned.index(name) if name in _HISTOGRAMS else None
-            for cell, edge, count, total, least, greatest in rows:
-                if count:
-                    run = slice(0, 0) if first is None else slice(edge[first], edge[first + 1])
-                    cell.measures[name] = Distribution(count, total, least, greatest, bins[run], counts[run])
-        for cell, column in zip(cells, columns.tolist(), strict=True):
-            if self._worst[column]:
-                cell.worst = list(self._worst[column])
-        return cells
+            rows = zip(found, edges, *(matrix[at, columns].tolist() for matrix in sums), strict=True)
+            if name in _HISTOGRAMS:
+                first = 2 * binned.index(name)
+                for measures, edge, count, total, least, greatest in rows:
+                    if count:
+                        run = slice(edge[first], edge[first + 1])
+                        measures[name] = Distribution(count, total, least, greatest, bins[run], counts[run])
+            else:
+                for measures, _, count, total, least, greatest in rows:
+                    if count:
+                        measures[name] = Distribution(count, total, least, greatest, none, none)
+        return [
+            Cell(
+                dimension,
+                value,
+                {name: n for name, n in zip(counters, row, strict=True) if n},
+                measures,
+                self._worst[column],
+            )
+            for (dimension, value), row, measures, column in zip(
+                names, totals, found, columns.tolist(), strict=True
+            )
+        ]
 
     def _counter(self, name: str) -> int:
         at = self._counters.get(name)

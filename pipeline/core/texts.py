@@ -33,6 +33,8 @@ class Texts:
 
 def joined(columns: Sequence[LabelColumn]) -> Texts:
     """The rows of several columns, one column after the other."""
+    if not any(column.values for column in columns):
+        return Texts((), np.full(sum(len(column.codes) for column in columns), ABSENT, dtype=np.int64))
     codes: dict[str, int] = {}
     table: list[int] = []
     begins: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import resource
 import signal
@@ -31,6 +32,8 @@ STOP_GRACE_S: Final = 10.0
 """On top of the rebalance timeout: a stop while joining a group ends only when the join ends."""
 FAILED_GRACE_S: Final = 5.0
 """To leave the group after an error. A process that cannot must not hold its partitions any longer."""
+GARBAGE_CHECK: Final = 50_000
+"""Containers made and not yet freed before the interpreter looks for cycles among the newest."""
 
 OK: Final = 0
 CRASHED: Final = 1
@@ -247,6 +250,9 @@ class Runner:
 
 def run_worker(spec: WorkerSpec, config: Config) -> int:
     """Run a worker until it is told to stop (exit code 0) or fails (1); blocks."""
+    # Nothing made per record refers back to itself: counting references frees it, looking for cycles costs.
+    gc.freeze()
+    gc.set_threshold(GARBAGE_CHECK)
 
     async def run() -> int:
         return await Runner(spec, config).run()

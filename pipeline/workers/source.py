@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -33,6 +34,11 @@ log = logging.getLogger("klaxon.source")
 
 FLUSH_EVERY_S: Final = 0.025
 """Half of the 50 ms within which a changed cell is out; the other half is the broker's."""
+FLUSH_TIMES: Final = 8
+"""A pause is at least so many times as long as publishing took. Under load most cells have changed again by
+the next flush: they are published less often instead of taking the time of the events behind them."""
+FLUSH_LATEST_S: Final = 0.25
+"""But no pause is longer."""
 COMMIT_EVERY_S: Final = 1.0
 SILENT_S: Final = 1.0
 """A partition that stands at its end is ticked after this long without a record."""
@@ -51,6 +57,9 @@ class Source(Protocol):
 
     def read(self, meta: RecordMeta, decoded: Any) -> None:
         """Fold one record; None: a tick."""
+
+    def settle(self) -> None:
+        """Count what waits to be counted together. `take_flush` does so too."""
 
     def take_flush(self) -> Flush:
         """What there is to publish since the last call, and the offset that may be committed after it."""
@@ -191,13 +200,13 @@ class SourceWorker:
         loop = asyncio.get_running_loop()
         while True:
             started_s = loop.time()
-            await self._flush()
+            pause_s = min(max(FLUSH_EVERY_S, FLUSH_TIMES * await self._flush()), FLUSH_LATEST_S)
             if started_s - self._last_commit_s >= COMMIT_EVERY_S:
                 self._last_commit_s = started_s
                 await self._commit()
                 await self._sweep()
                 await self._tick(started_s)
-            await asyncio.sleep(FLUSH_EVERY_S - (loop.time() - started_s))
+            await asyncio.sleep(pause_s - (loop.time() - started_s))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), SILENT_S / 4)
             self._changed.clear()
@@ -211,19 +220,27 @@ class SourceWorker:
                 seat.ticking.cancel()
         await self._intake.stop()
 
-    async def _flush(self) -> None:
-        """Publish what every owned source has to say, and wait until it is acknowledged."""
+    async def _flush(self) -> float:
+        """Publish what every owned source has to say, and wait until it is acknowledged.
+
+        Returns the seconds of CPU time that publishing itself took: without counting, sending and waiting.
+        """
         fault("before_flush")
+        spent_s = 0.0
         flushed: list[tuple[_Seat, int, int | None]] = []
         waiting: list[Awaitable[Any]] = []
         for place, seat in list(self._seats.items()):
             if not seat.owned:
                 continue
+            seat.source.settle()
+            began_s = time.thread_time()
             flush = seat.source.take_flush()
+            records = list(_records_of(place, flush))
+            spent_s += time.thread_time() - began_s
             seat.warming_up = seat.warming_up and not flush.finals
             waiting += seat.unacknowledged
             seat.unacknowledged = []
-            for topic, partition, value in _records_of(place, flush):
+            for topic, partition, value in records:
                 waiting.append(
                     await self._link.send(
                         topic, value, key=str(place).encode(), content_type=BUCKETS, partition=partition
@@ -237,6 +254,7 @@ class SourceWorker:
         for seat, tenure, commit in flushed:
             if commit is not None and seat.owned and seat.tenure == tenure:
                 seat.commit = commit
+        return spent_s
 
     async def _commit(self) -> None:
         offsets = {

@@ -223,10 +223,10 @@ def commit_the_oldest_waiting_half() -> Source:
     def take_flush() -> Flush:
         flush = take()
         waiting = [
-            half.offset
+            record.offset
             for group in (*source._groups._named.values(), *source._groups._anonymous.values())
             if group.is_open
-            for half in group.halves.values()
+            for record, _ in group.halves.values()
         ]
         return Flush(flush.finals, flush.fresh, flush.pairs, min(waiting, default=source.next_offset))
 
