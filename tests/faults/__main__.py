@@ -24,7 +24,7 @@ from tests.faults.schedule import PER_WORKER, WORKERS, Worker, schedule
 from tests.kafka.broker import apache_kafka
 from tests.system.known_bad import DEFECTS
 
-ROUNDS = 8
+ROUNDS = 14
 NEEDS = ("java", "mvn")
 
 

@@ -16,8 +16,8 @@ When = Literal["running", "starting", "rebalancing", "silent"]
 nothing is sent any more."""
 
 WORKERS: Final[tuple[Worker, ...]] = get_args(Worker)
-PER_WORKER: Final = 7
-"""Faults of each worker in a round of the long form."""
+PER_WORKER: Final = 4
+"""Faults of each worker in a round."""
 ACTIONS: Final[tuple[Action, ...]] = ("kill", "freeze", "kill", "restart")
 """What comes after what, in circles."""
 ANYWHERE: Final = "anywhere"
