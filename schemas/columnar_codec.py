@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from schemas.columns import (
     ABSENT,
+    F4,
     NO_LABEL,
     NOT_LISTED,
+    NOT_LISTED_LOGPROB,
     BatchHeader,
     Bool,
     Decoded,
@@ -131,30 +133,30 @@ def _check_head(envelope: Envelope, kind: str) -> None:
 
 def _numbers(layout: Layout, blobs: Sequence[bytes], n: int, faults: _Faults) -> dict[str, NDArray[Any]]:
     """All number columns by name; faults get every event that violates a limit."""
-    expected = sum(len(group.columns) for group in layout.groups)
-    if len(blobs) != expected:
-        _refuse("numbers", f"{len(blobs)} number columns; {layout.kind} have {expected}")
+    if len(blobs) != layout.numbers:
+        _refuse("numbers", f"{len(blobs)} number columns; {layout.kind} have {layout.numbers}")
     columns: dict[str, NDArray[Any]] = {}
     at = 0
     for group in layout.groups:
         size = group.itemsize * n
-        joined = b"".join(
-            [
-                _expand(blobs[at + i], size, group.itemsize, column.name, n)
-                for i, column in enumerate(group.columns)
+        own = blobs[at : at + len(group.columns)]
+        at += len(own)
+        if any(len(blob) != size for blob in own):
+            own = [
+                _expand(blob, size, group.itemsize, column.name, n)
+                for blob, column in zip(own, group.columns, strict=True)
             ]
-        )
-        at += len(group.columns)
-        matrix = np.frombuffer(joined, dtype=group.wire).reshape(len(group.columns), n)
-        inside = (matrix >= group.low) & (matrix <= group.high)
+        matrix = np.frombuffer(b"".join(own), dtype=group.wire).reshape(len(own), n)
+        inside = matrix >= group.low
+        inside &= matrix <= group.high
         if group.wire == "<f8":
             inside |= group.optional & (matrix == ABSENT)
         if not inside.all():
             for c, row in _first_in_row(~inside):
                 column = group.columns[c]
                 faults.add(row, column.name, _out_of_range(matrix[c, row].item(), column))
-        for c, column in enumerate(group.columns):
-            columns[column.name] = matrix[c].view(np.bool_) if column.flag else matrix[c]
+        for column, values in zip(group.columns, matrix, strict=True):
+            columns[column.name] = values.view(np.bool_) if column.flag else values
     return columns
 
 
@@ -190,8 +192,8 @@ def _labels(
     columns: dict[str, LabelColumn] = {}
     for c, (name, (values, _)) in enumerate(zip(layout.labels, wire, strict=True)):
         shortest = 0 if layout.optional_labels[c, 0] else 1
-        unfit = [code for code, text in enumerate(values) if not shortest <= len(text) <= MAX_LABEL_CHARS]
-        if unfit:
+        if values and not shortest <= min(map(len, values)) <= max(map(len, values)) <= MAX_LABEL_CHARS:
+            unfit = [code for code, text in enumerate(values) if not shortest <= len(text) <= MAX_LABEL_CHARS]
             for row in np.flatnonzero(np.isin(matrix[c], unfit)).tolist():
                 length = len(values[matrix[c, row]])
                 faults.add(row, name, f"{length} characters; allowed are {shortest} to {MAX_LABEL_CHARS}")
@@ -344,7 +346,8 @@ def _logit_columns(
     top_ids = np.frombuffer(envelope.top_ids, dtype=dtype)
     if total and int(tokens.min()) < 0:
         _fault_entries(tokens < 0, offsets, "tokens", tokens, faults)
-    if entries and int(top_ids.min()) < NOT_LISTED:
+    least_id = int(top_ids.min()) if entries else 0
+    if least_id < NOT_LISTED:
         _fault_entries(top_ids < NOT_LISTED, entry_offsets, "top_ids", top_ids, faults)
     if envelope.id_bytes == 8:
         plain = numbers["identity"] == 0
@@ -352,7 +355,8 @@ def _logit_columns(
         wide = (top_ids > MAX_ID) & np.repeat(plain, lengths * k)
         _fault_entries(wide, entry_offsets, "top_ids", top_ids, faults)
     logprobs = np.frombuffer(envelope.top_logprobs, dtype="<f4")
-    top_ids, logprobs = settle(*blank_infinite(top_ids, logprobs, lengths, k))
+    if least_id < 0 or not _all_listed(logprobs):
+        top_ids, logprobs = settle(*blank_infinite(top_ids, logprobs, lengths, k))
     eta_code = numbers.pop("eta")
     # A code out of range is a fault of its event already; the clip only keeps the look-up inside the table.
     eta = np.array(ETAS)[np.minimum(eta_code, len(ETAS) - 1)]
@@ -367,6 +371,15 @@ def _logit_columns(
         top_ids=top_ids,
         top_logprobs=logprobs,
     )
+
+
+def _all_listed(logprobs: F4) -> bool:
+    """Whether every log-probability is a number that stands for something: true of almost every record."""
+    if len(logprobs) == 0:
+        return True
+    with np.errstate(invalid="ignore"):
+        # NaN spreads to both and fails both.
+        return bool(logprobs.min() > NOT_LISTED_LOGPROB and logprobs.max() < np.inf)
 
 
 def _fault_entries(

@@ -53,6 +53,8 @@ class Layout:
     labels: tuple[str, ...]
     optional_labels: NDArray[np.bool_]
     """(labels, 1) which may be absent."""
+    numbers: int
+    """How many number columns there are in all groups."""
 
 
 def _bounds(event: type[Struct], name: str) -> tuple[float, float, bool]:
@@ -101,7 +103,8 @@ def _layout(
     info = msgspec.inspect.type_info(event)
     assert isinstance(info, msgspec.inspect.StructType)
     required = {f.name for f in info.fields if f.required}
-    return Layout(kind, tuple(groups), labels, np.array([[name not in required] for name in labels]))
+    optional_labels = np.array([[name not in required] for name in labels])
+    return Layout(kind, tuple(groups), labels, optional_labels, len(columns))
 
 
 _SEED: Final = NumberColumn("seed", "<i8", -(2**63), 2**63 - 1)
