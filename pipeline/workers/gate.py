@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
-from aiokafka.errors import KafkaError
+from aiokafka.errors import ConsumerStoppedError, KafkaError
 
 from pipeline.config import Config
 from pipeline.core.gate.gating import Effect, GateCore, GateSettings
@@ -142,8 +142,12 @@ class GateWorker:
         await seat.settled.wait()
         async with seat.lock:
             if not seat.left:
-                async for each in seat.intake.take(record):
-                    await self._apply(seat, each)
+                try:
+                    async for each in seat.intake.take(record):
+                        await self._apply(seat, each)
+                except (KafkaError, ConsumerStoppedError):
+                    if not seat.left:
+                        raise  # else we stopped the intake's reader ourselves
 
     async def run(self) -> None:
         await self._failed

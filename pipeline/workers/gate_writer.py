@@ -25,6 +25,7 @@ from schemas.topics import CONTENT_TYPE, JSON, Topic
 
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 """Readers wait for an open transaction: a dead writer's ends after this, or when its successor comes."""
+ABORT_TIMEOUT_S: Final = 5.0
 HEADERS: Final = [(CONTENT_TYPE, JSON.encode())]
 
 
@@ -47,6 +48,8 @@ class GateWriter:
             else {}
         )
         self._producer = AIOKafkaProducer(**client_options(kafka), acks="all", **transaction)
+        self._closed = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect; with transactions, every predecessor is fenced and its open transaction aborted by now."""
@@ -55,9 +58,23 @@ class GateWriter:
     async def write(self, effect: Effect) -> None:
         """Write everything of the effect, or nothing; returns when it is committed.
 
-        Raises FencedError when a successor has started, else aiokafka's errors; after `close` any of them.
+        Raises FencedError when a successor has started or `close` came in between, else aiokafka's errors.
         """
-        records = list(_records(effect))
+        # aiokafka leaves whoever waits for a transaction of a producer that was stopped waiting for ever.
+        self._writing = writing = asyncio.create_task(self._write(list(_records(effect))))
+        closed = asyncio.create_task(self._closed.wait())
+        try:
+            await asyncio.wait([writing, closed], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self._end_writing()
+            raise
+        finally:
+            closed.cancel()
+        if not writing.done() or writing.cancelled():
+            raise FencedError(f"gating partition {self._partition}: no longer written by this process")
+        writing.result()
+
+    async def _write(self, records: list[tuple[Topic, str, bytes]]) -> None:
         try:
             if not self._transactional:
                 for topic, key, value in records:
@@ -74,8 +91,18 @@ class GateWriter:
             ) from None
 
     async def close(self) -> None:
-        """Abort what is open and disconnect."""
+        """Abort what is open and disconnect; a `write` that waits ends."""
+        self._closed.set()
+        await self._end_writing()
         await self._producer.stop()
+
+    async def _end_writing(self) -> None:
+        """Abort the transaction under way; a broker that does not answer aborts it by itself later."""
+        if self._writing is not None and not self._writing.done():
+            self._writing.cancel()
+            await asyncio.wait([self._writing], timeout=ABORT_TIMEOUT_S)
+            if self._writing.done() and not self._writing.cancelled():
+                self._writing.exception()  # seen: there is nothing to be done about it any more
 
     async def _send(self, topic: Topic, key: str, value: bytes) -> None:
         await self._producer.send_and_wait(
