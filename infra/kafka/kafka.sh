@@ -14,8 +14,8 @@
 # the data, server.properties, broker.log and broker.pid. Started again, a folder keeps its port and its data.
 #
 # A member listens for clients on one port and tells them another one (CLIENT in its server.properties): what
-# passes the one to the other can cut or stall it. With KAFKA_CLOCK=FILE it runs under libfaketime (Debian:
-# libfaketime), its wall clock shifted by what FILE holds ("-30"), which may change while it runs.
+# passes the one to the other can cut or stall it. With KAFKA_CLOCK=FILE its wall clock is shifted by what FILE
+# says (clock.c, compiled beside the jars; needs a C compiler), which may change while it runs.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -23,7 +23,7 @@ version=$(sed -n 's:.*<kafka.version>\(.*\)</kafka.version>.*:\1:p' "$here/pom.x
 jars=${KAFKA_JARS:-${XDG_CACHE_HOME:-$HOME/.cache}/klaxon/kafka-$version}
 ready_timeout_s=120
 stop_timeout_s=20
-faketime=${FAKETIME_LIBRARY:-$(echo /usr/lib/*/faketime/libfaketimeMT.so.1)}
+clock_library=$(dirname "$jars")/clock.so
 
 fail() {
   echo "kafka.sh: $*" >&2
@@ -142,6 +142,15 @@ cluster() {
   wait
 }
 
+compile_clock() {
+  [[ "$clock_library" -nt "$here/clock.c" ]] && return
+  need cc "a C compiler"
+  local compiled
+  compiled=$(mktemp "$clock_library.XXXXXX")
+  cc -O2 -Wall -Wextra -shared -fPIC -o "$compiled" "$here/clock.c" || fail "cannot compile $here/clock.c"
+  mv "$compiled" "$clock_library"
+}
+
 run_java() {
   java "-Dlog4j2.configurationFile=$here/log4j2.properties" -cp "$jars/*" "$@"
 }
@@ -171,9 +180,8 @@ start() {
   : >"$folder/broker.log"
   [[ -f "$folder/jvm.options" ]] && read -ra options <"$folder/jvm.options"
   if [[ -n "${KAFKA_CLOCK:-}" ]]; then
-    [[ -f "$faketime" ]] || fail "no libfaketime at $faketime (Debian: apt-get install libfaketime)"
-    clock=("LD_PRELOAD=$faketime" "FAKETIME_TIMESTAMP_FILE=$KAFKA_CLOCK" FAKETIME_CACHE_DURATION=1
-      DONT_FAKE_MONOTONIC=1)
+    compile_clock
+    clock=("LD_PRELOAD=$clock_library")
   fi
   nohup env "${clock[@]}" java "${options[@]}" "-Dlog4j2.configurationFile=$here/log4j2.properties" \
     -cp "$jars/*" kafka.Kafka "$folder/server.properties" >>"$folder/broker.log" 2>&1 </dev/null &
@@ -215,5 +223,5 @@ case "${1:-}" in
   stop) stop "${2:?usage: kafka.sh stop FOLDER}" ;;
   kill) kill_at_once "${2:?usage: kafka.sh kill FOLDER}" ;;
   cluster) cluster "${2:?usage: kafka.sh cluster FOLDER N}" "${3:?usage: kafka.sh cluster FOLDER N}" ;;
-  *) sed -n '2,19s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 2 ;;
+  *) sed -n '2,18s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 2 ;;
 esac

@@ -27,7 +27,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from pipeline.workers import topics
 from schemas.topics import Topic
 from tests.faults import catch_up, failover
-from tests.faults.cluster import SESSION_S, Cluster, Member, cluster, faketime_missing
+from tests.faults.cluster import SESSION_S, Cluster, Member, cluster, no_clocks
 from tests.faults.watched import (
     ALL_SOURCES,
     Closings,
@@ -371,7 +371,7 @@ async def acks_of_the_leader_alone(of: Cluster, folder: Path) -> Row:
 async def run(seed: int, folder: Path, long: bool, only: frozenset[str] = frozenset()) -> list[Row]:
     """Every kind of fault, `long` or as in CI; each row is printed as it comes."""
     rows: list[Row] = []
-    with cluster(folder / "cluster", clocks=not faketime_missing()) as of:
+    with cluster(folder / "cluster", clocks=not no_clocks()) as of:
         first = of.member(1)
         everyone = of.members if long else of.members[:1]
         plays: dict[str, Callable[[], Awaitable[Row]]] = {
@@ -400,7 +400,7 @@ async def run(seed: int, folder: Path, long: bool, only: frozenset[str] = frozen
             "failover": lambda: failover.row(of, folder / "failover", seed + 3, 20 if long else 4),
             "catch-up": lambda: catch_up.row(folder / "catch-up", long),
         }
-        if missing := faketime_missing():
+        if missing := no_clocks():
             print(f"clock steps back: left out: {missing}", flush=True)
             del plays["clock"]
         for name, play in plays.items():

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,7 @@ class Member:
     port: int
     client_port: int
     clock: Path | None = None
-    """Its shift of the wall clock, in seconds; None: it runs by the machine's clock."""
+    """Holds the shift of its wall clock (infra/kafka/clock.c); None: it runs by the machine's."""
 
     def start(self) -> None:
         """Start it (again), and wait until it serves; blocks."""
@@ -60,9 +61,9 @@ class Member:
     def set_clock(self, shift_s: int) -> None:
         """Shift its wall clock against the machine's; it must have been started with a `clock`."""
         assert self.clock is not None
-        new = self.clock.with_suffix(".new")
-        new.write_text(f"{shift_s:+d}\n")
-        new.replace(self.clock)
+        self.clock.touch()
+        with self.clock.open("r+b") as file:  # in place: the broker has it mapped
+            file.write(shift_s.to_bytes(8, sys.byteorder, signed=True))
 
     @property
     def running(self) -> bool:
@@ -124,7 +125,7 @@ class Cluster:
 def cluster(folder: Path, *, clocks: bool = False) -> Iterator[Cluster]:
     """Three brokers; everything is replicated three times, a write needs two. None is left at the end.
 
-    `clocks`: each under a clock that `Member.set_clock` can shift; needs libfaketime.
+    `clocks`: each under a clock that `Member.set_clock` can shift; see `no_clocks`.
     """
     for program in ("java", "mvn"):
         if shutil.which(program) is None:
@@ -162,10 +163,6 @@ def _member(folder: Path, number: int) -> Member:
     return Member(number, folder, listens, told)
 
 
-def faketime_missing() -> str:
+def no_clocks() -> str:
     """Why no broker can be given a wrong clock here; "" if it can."""
-    known = os.environ.get("FAKETIME_LIBRARY")
-    libraries = [known] if known else list(map(str, Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")))
-    if libraries and Path(libraries[0]).is_file():
-        return ""
-    return "libfaketime is not installed (Debian: apt-get install libfaketime)"
+    return "" if shutil.which("cc") else "no C compiler (cc), which infra/kafka/clock.c needs"

@@ -17,7 +17,7 @@ from tests.faults.brokers import (
     kill_one,
     stall,
 )
-from tests.faults.cluster import Cluster, cluster, faketime_missing
+from tests.faults.cluster import Cluster, cluster, no_clocks
 from tests.faults.watched import Row
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.faults, pytest.ma
 
 @pytest.fixture(scope="module")
 def of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three brokers for the whole module; by clocks that can be shifted, where libfaketime is."""
-    with cluster(tmp_path_factory.mktemp("brokers"), clocks=not faketime_missing()) as made:
+    """Three brokers for the whole module; by clocks that can be shifted, where there is a C compiler."""
+    with cluster(tmp_path_factory.mktemp("brokers"), clocks=not no_clocks()) as made:
         yield made
 
 
@@ -41,7 +41,7 @@ async def test_a_broker_with_an_only_replica_is_killed_then_all_stall(of: Cluste
     passed(await broken("killed, then stalled", of, tmp_path, SEED, faults, alone_on(of, first)))
 
 
-@pytest.mark.skipif(bool(faketime_missing()), reason=faketime_missing())
+@pytest.mark.skipif(bool(no_clocks()), reason=no_clocks())
 async def test_the_clock_of_a_leader_steps_back(of: Cluster, tmp_path: Path) -> None:
     passed(await broken("clock steps back", of, tmp_path, SEED + 1, [clock_steps_back(10.0)]))
 
