@@ -8,7 +8,7 @@ a minute all the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -70,6 +70,20 @@ class Backlog:
             columns = _changed(batch.columns, shift_us, rollouts)
             value = encode(columns, BatchHeader("bench", sequence, {}))
             yield Out(batch.partition, value, COLUMNS, _appended_ms(batch.newest_us + shift_us))
+
+    def paced(self, speed: float) -> Backlog:
+        """The same events, so many times as many of them a second."""
+
+        def at(time_us: Any) -> Any:
+            return self.first_us + (time_us - self.first_us) / speed
+
+        batches = []
+        for batch in self.batches:
+            columns = batch.columns
+            done = at(columns.ts_us + columns.duration_us).astype(np.int64)
+            moved = _with(columns, ts_us=done - columns.duration_us)
+            batches.append(Batch(batch.partition, moved, int(at(batch.newest_us))))
+        return replace(self, batches=batches, last_us=int(at(self.last_us)))
 
     def ticks(self, start_us: int, lateness_us: int) -> Iterator[Out]:
         """The record of every partition that closes all its seconds."""
@@ -164,7 +178,11 @@ def _changed(columns: Columns, shift_us: int, rollouts: int) -> Columns:
     """The same events at another time, each of the roll-out that its prompt decides: halves stay together."""
     names = tuple(f"bench-{number}" for number in range(rollouts))
     codes = (columns.signature[:, 0] % rollouts).astype(np.uint16)
+    labels = {**columns.labels, "rollout": LabelColumn(names, codes)}
+    return _with(columns, ts_us=columns.ts_us + shift_us, labels=labels)
+
+
+def _with(columns: Columns, **changes: Any) -> Columns:
+    """Columns with some of them replaced. Not by `dataclasses.replace`, whose type is that of one kind."""
     fields = {name: getattr(columns, name) for name in columns.__dataclass_fields__}
-    fields["ts_us"] = columns.ts_us + shift_us
-    fields["labels"] = {**columns.labels, "rollout": LabelColumn(names, codes)}
-    return type(columns)(**fields)
+    return type(columns)(**{**fields, **changes})

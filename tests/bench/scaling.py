@@ -1,9 +1,9 @@
-"""Whether an event costs the same however its topic is cut and however many roll-outs there are."""
+"""Whether an event costs the same however many partitions and roll-outs there are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from schemas.topics import Topic
 from tests.bench.backlog import Backlog
@@ -13,53 +13,71 @@ from tests.bench.rows import Row, row
 
 PARTITIONS: Final = (1, 4, 16)
 ROLLOUTS: Final = (1, 5, 20)
-WITH_ROLLOUTS: Final = 4
-"""Partitions among which 5 and 20 roll-outs are measured."""
+MIDDLE: Final = 4
+"""Partitions among which 5 and 20 roll-outs are measured, and at which the traffic is as generated."""
 CEILING: Final = 1.3
-PAIRS: Final = 10_000
-REQUESTS: Final = 100_000
+PAIRS: Final = 6_000
+REQUESTS: Final = 60_000
 KINDS: Final = {"pair": Topic.LOGITS, "measure": Topic.REQUESTS}
+
+Traffic: TypeAlias = Literal["grown", "spread"]
+"""grown: each partition and each roll-out brings the same traffic, so there is more with more of them; the
+ceiling holds for this. spread: the same traffic is spread thinner, so that every second has more cells for the
+same events; printed beside it."""
+Shape: TypeAlias = tuple[str, Traffic, int, int]
+"""Kind, traffic, partitions, roll-outs."""
 
 
 async def scaling(context: Context) -> list[Row]:
-    """µs of CPU time per event over 1, 4, 16 partitions and 1, 5, 20 roll-outs, the least of several rounds.
-
-    The same events throughout: with more partitions or roll-outs each gets fewer of them.
-    """
-    costs: dict[tuple[str, int, int], float] = {}
+    """µs of CPU time per event over 1, 4, 16 partitions and 1, 5, 20 roll-outs, the least of the rounds."""
+    costs: dict[Shape, float] = {}
     for partitions in PARTITIONS:
         backlogs = {
             "pair": await context.pairs(partitions=partitions, pairs=PAIRS),
             "measure": await context.requests(partitions=partitions, most=REQUESTS),
         }
         broker = await context.with_partitions(partitions)
-        rollouts = ROLLOUTS if partitions == WITH_ROLLOUTS else (1,)
         for kind in KINDS:
             async with draining(kind, broker, context.folder) as drain:
-                for number in range(context.rounds(3, 2)):
-                    for count in rollouts:
-                        key = (kind, partitions, count)
-                        spent = await _us_per_event(drain, backlogs[kind], count)
-                        costs[key] = min(spent, costs.get(key, spent))
+                for number in range(context.rounds(2, 1)):
+                    await _round(context, kind, drain, backlogs[kind], costs)
                     context.say(f"scaling: {kind}, {partitions} partitions, round {number + 1}")
     return [each for kind in KINDS for each in _rows(kind, costs)]
 
 
-async def _us_per_event(drain: Drain, backlog: Backlog, rollouts: int) -> float:
-    return (await drain.cost(backlog, rollouts)).us_per_event
+async def _round(
+    context: Context, kind: str, drain: Drain, backlog: Backlog, costs: dict[Shape, float]
+) -> None:
+    """Every shape that this number of partitions serves."""
+    partitions = backlog.partitions
+    for rollouts in ROLLOUTS if partitions == MIDDLE else (1,):
+        speeds: dict[Traffic, float] = {"grown": partitions / MIDDLE * rollouts}
+        if not context.quick:
+            speeds["spread"] = 1.0
+        for traffic, speed in speeds.items():
+            spent = (await drain.cost(backlog.paced(speed), rollouts)).us_per_event
+            shape = (kind, traffic, partitions, rollouts)
+            costs[shape] = min(spent, costs.get(shape, spent))
 
 
-def _rows(kind: str, costs: Mapping[tuple[str, int, int], float]) -> list[Row]:
-    by_partitions = {count: costs[kind, count, 1] for count in PARTITIONS}
-    by_rollouts = {count: costs[kind, WITH_ROLLOUTS, count] for count in ROLLOUTS}
-    rows = [row(f"{kind}.partitions_{count}", cost, "µs/event") for count, cost in by_partitions.items()]
-    rows.append(_ratio(f"{kind}.partitions", by_partitions))
-    rows += [row(f"{kind}.rollouts_{count}", cost, "µs/event") for count, cost in by_rollouts.items()]
-    rows.append(_ratio(f"{kind}.rollouts", by_rollouts))
+def _rows(kind: str, costs: Mapping[Shape, float]) -> list[Row]:
+    rows: list[Row] = []
+    axes = {
+        "partitions": {count: (count, 1) for count in PARTITIONS},
+        "rollouts": {count: (MIDDLE, count) for count in ROLLOUTS},
+    }
+    kept: dict[Traffic, float | None] = {"grown": CEILING, "spread": None}
+    for axis, shapes in axes.items():
+        for traffic, ceiling in kept.items():
+            found = {
+                count: costs[kind, traffic, *shape]
+                for count, shape in shapes.items()
+                if (kind, traffic, *shape) in costs
+            }
+            if not found:
+                continue
+            name = f"{kind}.{axis}"
+            rows += [row(f"{name}_{count}.{traffic}", cost, "µs/event") for count, cost in found.items()]
+            ratio = max(found.values()) / min(found.values())
+            rows.append(row(f"{name}.{traffic}.dearest_over_cheapest", ratio, "ratio", ceiling=ceiling))
     return rows
-
-
-def _ratio(name: str, costs: Mapping[int, float]) -> Row:
-    return row(
-        f"{name}.dearest_over_cheapest", max(costs.values()) / min(costs.values()), "ratio", ceiling=CEILING
-    )
