@@ -22,8 +22,8 @@ KINDS: Final = {"pair": Topic.LOGITS, "measure": Topic.REQUESTS}
 
 Traffic: TypeAlias = Literal["grown", "spread"]
 """grown: each partition and each roll-out brings the same traffic, so there is more with more of them; the
-ceiling holds for this. spread: the same traffic is spread thinner, so that every second has more cells for the
-same events; printed beside it."""
+ceiling holds for this. spread: the same traffic is spread thinner, so that every second has more cells for
+the same events; printed beside it."""
 Shape: TypeAlias = tuple[str, Traffic, int, int]
 """Kind, traffic, partitions, roll-outs."""
 

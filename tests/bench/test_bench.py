@@ -11,6 +11,7 @@ from tests.bench.__main__ import main
 from tests.bench.errors import BenchError
 from tests.bench.kernel_rows import kernel
 from tests.bench.measurements import MEASUREMENTS, Local, Measurement
+from tests.bench.profile import shares
 from tests.bench.rows import Row, row
 
 KEYS = ["name", "value", "unit", "floor", "ceiling", "ok"]
@@ -110,3 +111,10 @@ def test_what_is_absent_is_exit_3_and_named(
     assert main(["--only", "pair", "--out", str(tmp_path / "bench.json")]) == 3
     assert said in capsys.readouterr().err
     assert not (tmp_path / "bench.json").exists()
+
+
+def test_a_sample_is_charged_to_our_innermost_file_or_to_the_package_below_it() -> None:
+    ours = "run (asyncio/events.py:80);read (pipeline/core/buckets.py:9);argsort (numpy/core.py:1)"
+    package = "run (asyncio/events.py:80);read (pipeline/workers/source.py:1);send (aiokafka/producer.py:3)"
+    folded = f"{ours} 6\n{package} 3\n<module> (<string>:1) 1\n"
+    assert shares(folded) == [("pipeline/core/buckets.py", 0.6), ("aiokafka", 0.3), ("other", 0.1)]
