@@ -64,6 +64,7 @@ class Report:
     def _points(self) -> Table:
         table = Table(
             title="Faults fired / planned, and seconds until the worker's partitions were worked on again",
+            caption="measure and pair: until the second of the fault was closed, which takes 1 s and 4 s anyway",
             box=box.SIMPLE_HEAD,
         )
         for name in ("worker", "point"):
@@ -84,7 +85,7 @@ class Report:
     def _rounds(self) -> Table:
         table = Table(title="Rounds, each on fresh topics", box=box.SIMPLE_HEAD)
         names = ("round", "seconds", "faults", "roll-outs", "records", "trips")
-        for name in (*names, "lost", "doubled", "false trips", "missed trips", "otherwise wrong"):
+        for name in (*names, "lost", "doubled", "false trips", "missed trips", "wrong"):
             table.add_column(name, justify="right")
         for round_ in self.rounds:
             found = totals(round_.findings)
