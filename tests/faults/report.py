@@ -64,7 +64,7 @@ class Report:
     def _points(self) -> Table:
         table = Table(
             title="Faults fired / planned, and seconds until the worker's partitions were worked on again",
-            caption="measure and pair: until the second of the fault was closed, which takes 1 s and 4 s anyway",
+            caption="measure and pair: until the fault's second was closed, which takes 1 s and 4 s anyway",
             box=box.SIMPLE_HEAD,
         )
         for name in ("worker", "point"):
