@@ -113,10 +113,8 @@ class _Faults:
         self.by_row.setdefault(row, Rejected(row, field, reason))
 
 
-def _expand(blob: bytes, size: int, itemsize: int, name: str, n: int) -> bytes:
-    """The blob, a single value repeated for all events."""
-    if len(blob) == size:
-        return blob
+def _repeated(blob: bytes, size: int, itemsize: int, name: str, n: int) -> bytes:
+    """A blob of another length than all events need: a single value, for all of them."""
     if len(blob) == itemsize and n:
         return blob * n
     _refuse(name, f"blob of {len(blob)} bytes; {n} events need {size} (or {itemsize} for all alike)")
@@ -139,13 +137,11 @@ def _numbers(layout: Layout, blobs: Sequence[bytes], n: int, faults: _Faults) ->
     at = 0
     for group in layout.groups:
         size = group.itemsize * n
-        own = blobs[at : at + len(group.columns)]
+        own = [
+            blob if len(blob) == size else _repeated(blob, size, group.itemsize, column.name, n)
+            for blob, column in zip(blobs[at : at + len(group.columns)], group.columns, strict=True)
+        ]
         at += len(own)
-        if any(len(blob) != size for blob in own):
-            own = [
-                _expand(blob, size, group.itemsize, column.name, n)
-                for blob, column in zip(own, group.columns, strict=True)
-            ]
         matrix = np.frombuffer(b"".join(own), dtype=group.wire).reshape(len(own), n)
         inside = matrix >= group.low
         inside &= matrix <= group.high
@@ -178,7 +174,10 @@ def _labels(
         _refuse("labels", f"{len(wire)} label columns; {layout.kind} have {len(layout.labels)}")
     size = 2 * n
     joined = b"".join(
-        [_expand(codes, size, 2, name, n) for name, (_, codes) in zip(layout.labels, wire, strict=True)]
+        [
+            codes if len(codes) == size else _repeated(codes, size, 2, name, n)
+            for name, (_, codes) in zip(layout.labels, wire, strict=True)
+        ]
     )
     matrix = np.frombuffer(joined, dtype="<u2").reshape(len(wire), n)
     sizes = np.array([[len(values)] for values, _ in wire])

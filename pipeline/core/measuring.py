@@ -92,16 +92,16 @@ class MeasureSource:
         columns, moment = decoded.columns, (meta.append_us, self._log.log_us, self._log.closed_through)
         if isinstance(columns, RequestColumns):
             if decoded.header is not None and decoded.header.dropped:
-                self.settle()
+                self._settle()
                 self._buckets.add(reported_drops(decoded.header, self._reports, self._log))
             self._waiting.append(_Read(columns, *moment))
             self._events_waiting += columns.n
             if self._events_waiting >= EVENTS_AT_ONCE:
-                self.settle()
+                self._settle()
         else:
             self._add_telemetry(_Read(columns, *moment))
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Count the events that wait, in log order: many at once cost less each."""
         if not self._waiting:
             return
@@ -139,7 +139,7 @@ class MeasureSource:
 
     def take_flush(self) -> Flush:
         """Everything new since the last flush; counts what waits."""
-        self.settle()
+        self._settle()
         finals, self._finals = self._finals, []
         fresh = self._records.fresh(self._buckets.changed(), self._log.whole_from, self._last_offset)
         return Flush(finals=finals, fresh=fresh, commit=self._log.commit())
@@ -161,7 +161,7 @@ class MeasureSource:
         first, last = max(before + 1, self._log.whole_from), self._log.closed_through
         if last <= before:
             return
-        self.settle()
+        self._settle()
         closed = self._buckets.close(last)
         if last < first:
             return

@@ -31,7 +31,7 @@ from schemas.columns import ABSENT, BASELINE, CANARY, CONTROL, Decoded, LogitCol
 from schemas.events import ARMS
 from schemas.topics import Topic
 
-PAIRS_AT_ONCE: Final = 256
+PAIRS_AT_ONCE: Final = 512
 """Waiting pairs are scored when there are so many, when a second closes, and at every flush."""
 JOIN_MEMORY: Final = 3
 """What a group decides depends on at most this many join timeouts of the log."""
@@ -91,13 +91,13 @@ class PairSource:
         if decoded is None:
             return
         if decoded.header is not None and decoded.header.dropped:
-            self.settle()
+            self._settle()
             self._buckets.add(reported_drops(decoded.header, self._reports, self._log))
         self._join(decoded, meta, now)
         if self._pairs_pending >= PAIRS_AT_ONCE:
-            self.settle()
+            self._settle()
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Score what waits and add it to the buckets, in log order."""
         if not self._pending:
             return
@@ -108,7 +108,7 @@ class PairSource:
 
     def take_flush(self) -> Flush:
         """Everything new since the last flush; scores what waits."""
-        self.settle()
+        self._settle()
         finals, self._finals = self._finals, []
         rows, self._rows = self._rows, PairRows()
         return Flush(
@@ -135,7 +135,7 @@ class PairSource:
         }
 
     def _close(self, before: int) -> None:
-        self.settle()
+        self._settle()
         first, last = max(before + 1, self._log.whole_from), self._log.closed_through
         closed = self._buckets.close(last)
         if last < first:

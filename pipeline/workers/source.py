@@ -34,10 +34,10 @@ log = logging.getLogger("klaxon.source")
 
 FLUSH_EVERY_S: Final = 0.025
 """Half of the 50 ms within which a changed cell is out; the other half is the broker's."""
-FLUSH_TIMES: Final = 8
-"""A pause is at least so many times as long as publishing took. Under load most cells have changed again by
-the next flush: they are published less often instead of taking the time of the events behind them."""
-FLUSH_LATEST_S: Final = 0.25
+FLUSH_TIMES: Final = 4
+"""A pause is at least so many times as long as a flush computed. Under load many events are then counted at
+once, and a cell that changes all the time is published less often."""
+FLUSH_LATEST_S: Final = 0.1
 """But no pause is longer."""
 COMMIT_EVERY_S: Final = 1.0
 SILENT_S: Final = 1.0
@@ -57,9 +57,6 @@ class Source(Protocol):
 
     def read(self, meta: RecordMeta, decoded: Any) -> None:
         """Fold one record; None: a tick."""
-
-    def settle(self) -> None:
-        """Count what waits to be counted together. `take_flush` does so too."""
 
     def take_flush(self) -> Flush:
         """What there is to publish since the last call, and the offset that may be committed after it."""
@@ -223,7 +220,7 @@ class SourceWorker:
     async def _flush(self) -> float:
         """Publish what every owned source has to say, and wait until it is acknowledged.
 
-        Returns the seconds of CPU time that publishing itself took: without counting, sending and waiting.
+        Returns the seconds of CPU time that it computed: without sending and waiting.
         """
         fault("before_flush")
         spent_s = 0.0
@@ -232,7 +229,6 @@ class SourceWorker:
         for place, seat in list(self._seats.items()):
             if not seat.owned:
                 continue
-            seat.source.settle()
             began_s = time.thread_time()
             flush = seat.source.take_flush()
             records = list(_records_of(place, flush))

@@ -36,9 +36,6 @@ class Reads:
     def read(self, meta: RecordMeta, _decoded: object) -> None:
         self.offsets.append(meta.offset)
 
-    def settle(self) -> None:
-        pass
-
     def take_flush(self) -> Flush:
         return Flush()
 

@@ -27,9 +27,6 @@ class Silent:
     asked: list[int]
     next_offset: int | None = 5
 
-    def settle(self) -> None:
-        pass
-
     def take_flush(self) -> Flush:
         self.asked.append(1)
         return Flush()
