@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import logging
 import shutil
 import sys
 import tempfile
@@ -312,13 +313,13 @@ async def broken(
 
 
 def alone_on(of: Cluster, member: Member) -> Callable[[], Awaitable[None]]:
-    """Makes the topic of ALONE: that partition has one replica, there; the others have all."""
+    """Makes the topic of ALONE, whose partitions have one replica each: that one there, the others elsewhere."""
 
     async def create() -> None:
         (item,) = [each for each in topics.plan(of.broker.config) if each.topic == ALONE[0]]
-        everyone = [each.number for each in of.members]
+        other = next(each for each in of.members if each is not member)
         replicas = {
-            number: [member.number] if number == ALONE[1] else everyone for number in range(PARTITIONS)
+            number: [member.number if number == ALONE[1] else other.number] for number in range(PARTITIONS)
         }
         settings = {**item.settings, "min.insync.replicas": "1"}
         admin = AIOKafkaAdminClient(bootstrap_servers=of.broker.bootstrap)
@@ -430,6 +431,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="as in CI")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep all logs there")
     arguments = parser.parse_args()
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # brokers are away all the time
     folder: Path = arguments.keep or Path(tempfile.mkdtemp(prefix="klaxon-brokers-"))
     only = frozenset(filter(None, arguments.only.split(",")))
     try:
