@@ -313,7 +313,7 @@ async def broken(
 
 
 def alone_on(of: Cluster, member: Member) -> Callable[[], Awaitable[None]]:
-    """Makes the topic of ALONE, whose partitions have one replica each: that one there, the others elsewhere."""
+    """Makes the topic of ALONE: its partitions have one replica each, that one there, the rest elsewhere."""
 
     async def create() -> None:
         (item,) = [each for each in topics.plan(of.broker.config) if each.topic == ALONE[0]]
