@@ -46,17 +46,23 @@ def main(
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     before = machine.describe()
     started_s = time.monotonic()
+    rows: list[Row] = []
+    interrupted = False
     try:
-        rows = asyncio.run(_run(chosen, shared, quick=options.quick))
+        asyncio.run(_run(chosen, shared, rows, quick=options.quick))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        print("bench: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        interrupted = True
     for name, text in before.items():
         console.print(f"[bold]{name}[/]: {text}")
     console.print()
     show(console, rows)
     write(rows, options.out)
     missed = [one.name for one in rows if not one.ok]
+    if interrupted:
+        console.print(
+            f"\ninterrupted after {time.monotonic() - started_s:.0f} s; rows so far in {options.out}"
+        )
+        return INTERRUPTED
     verdict = f"missed: {', '.join(missed)}" if missed else "every floor and ceiling is kept"
     console.print(f"\n{verdict} ({time.monotonic() - started_s:.0f} s); rows in {options.out}")
     return MISSED if missed else OK
@@ -93,12 +99,11 @@ def absent(chosen: Sequence[Measurement], shared: Path) -> str | None:
     return None
 
 
-async def _run(chosen: Mapping[str, Measurement], shared: Path, *, quick: bool) -> list[Row]:
-    """All of them, one after the other. SIGTERM ends what was started, too."""
+async def _run(chosen: Mapping[str, Measurement], shared: Path, rows: list[Row], *, quick: bool) -> None:
+    """All of them, one after the other, into `rows`. SIGTERM ends what was started, too."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    rows: list[Row] = []
     on_kafka = {name: one for name, one in chosen.items() if isinstance(one, OnKafka)}
     if on_kafka:
         with tempfile.TemporaryDirectory(prefix="klaxon-bench-") as made:
@@ -110,7 +115,6 @@ async def _run(chosen: Mapping[str, Measurement], shared: Path, *, quick: bool) 
     for name, local in chosen.items():
         if isinstance(local, Local):
             rows += await _measured(name, partial(asyncio.to_thread, local.run, quick))
-    return rows
 
 
 async def _measured(name: str, measure: Callable[[], Awaitable[list[Row]]]) -> list[Row]:

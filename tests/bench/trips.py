@@ -28,6 +28,7 @@ from schemas.control import ArmSpec, Cause, Command, RolloutSpec
 from schemas.events import Arm, LogitEvent, RequestEvent
 from schemas.topics import CONTENT_TYPE, JSON, Topic, gating_partition
 from tests.bench.context import Context
+from tests.bench.drain import cpu_s
 from tests.bench.errors import BenchError
 from tests.bench.rows import Row, row
 from tests.kafka.broker import Broker
@@ -56,6 +57,7 @@ class _Effective(Struct, frozen=True):
 
 class _Directive(Struct, frozen=True):
     state: str
+    ts_us: int
     cause: Cause | None = None
 
 
@@ -152,6 +154,16 @@ class Answers:
         return events
 
 
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """Times since the deciding event's `publish()`, in ms."""
+
+    decided: float
+    """The gate's clock at its decision."""
+    applied: float
+    """The router's when it held weight 0."""
+
+
 @dataclass
 class _Fleet:
     """Everything that runs."""
@@ -193,6 +205,10 @@ class _Fleet:
         """The ends of the workers' logs."""
         return "\n".join(f"--- {worker.kind}\n{worker.log[-1500:]}" for worker in self.workers)
 
+    def cpu_s(self) -> dict[str, float]:
+        """CPU time of every worker so far."""
+        return {worker.kind: cpu_s(worker.pid) for worker in self.workers}
+
     async def background(self) -> None:
         """200 healthy pairs a second, requests and answers, as evenly as the machine allows."""
         answers = Answers(1)
@@ -207,8 +223,8 @@ class _Fleet:
             sent = due
             await asyncio.sleep(0.01)
 
-    async def trip(self, rollout: str, draw: random.Random) -> float:
-        """One roll-out to its trip; returns the latency in ms."""
+    async def trip(self, rollout: str, draw: random.Random) -> Trip:
+        """One roll-out to its trip."""
         answers = Answers(draw.getrandbits(32))
         tripped = self.routed.expect(rollout)
         await self.start(rollout)
@@ -236,27 +252,28 @@ class _Fleet:
         cause = line.directive.cause
         if cause is None or cause.samples != SAMPLES:
             raise BenchError(f"{rollout}: tripped for {cause}, not for {SAMPLES} pairs")
-        return (line.changed_us - published_us) / 1000
+        return Trip((line.directive.ts_us - published_us) / 1000, (line.changed_us - published_us) / 1000)
 
 
 async def trips(context: Context) -> list[Row]:
     """p50 and p99 over at least 50 trips (quick: 10)."""
     count = context.rounds(56, 12)
     broker = await context.with_partitions(PARTITIONS, append_time=True)
-    latencies: list[float] = []
+    done: list[Trip] = []
     async with _fleet(context, broker) as fleet:
         fleet.routed.expect(BACKGROUND)
         await fleet.start(BACKGROUND)
         background = asyncio.create_task(fleet.background())
         await asyncio.sleep(3)
         numbers = iter(range(count))
+        before_s, started_s = fleet.cpu_s(), time.monotonic()
 
         async def lane(seed: int) -> None:
             draw = random.Random(seed)
             for number in numbers:
-                latencies.append(await fleet.trip(f"trip-{number}", draw))
-                if len(latencies) % 10 == 0:
-                    context.say(f"trips: {len(latencies)} of {count}, the last took {latencies[-1]:.0f} ms")
+                done.append(await fleet.trip(f"trip-{number}", draw))
+                if len(done) % 10 == 0:
+                    context.say(f"trips: {len(done)} of {count}, the last took {done[-1].applied:.0f} ms")
 
         try:
             await asyncio.gather(*(lane(seed) for seed in range(LANES)))
@@ -264,15 +281,20 @@ async def trips(context: Context) -> list[Row]:
             background.cancel()
             with suppress(asyncio.CancelledError):
                 await background
+        wall_s = time.monotonic() - started_s
+        shares = {kind: (spent - before_s[kind]) / wall_s for kind, spent in fleet.cpu_s().items()}
         stats = fleet.publisher.stats()
         if stats.dropped:
             raise BenchError(f"trips: the publisher dropped {stats.dropped}: this machine is too slow")
-    latencies.sort()
+    applied, decided = sorted(trip.applied for trip in done), sorted(trip.decided for trip in done)
     return [
-        row("trip.p50", _quantile(latencies, 0.5), "ms"),
-        row("trip.p99", _quantile(latencies, 0.99), "ms", ceiling=CEILING_MS),
-        row("trip.greatest", latencies[-1], "ms"),
-        row("trip.count", len(latencies), "trips"),
+        row("trip.p50", _quantile(applied, 0.5), "ms"),
+        row("trip.p99", _quantile(applied, 0.99), "ms", ceiling=CEILING_MS),
+        row("trip.greatest", applied[-1], "ms"),
+        row("trip.decided_p50", _quantile(decided, 0.5), "ms"),
+        row("trip.decided_p99", _quantile(decided, 0.99), "ms"),
+        row("trip.count", len(applied), "trips"),
+        *(row(f"trip.{kind}_cpu", share, "cores") for kind, share in shares.items()),
     ]
 
 
