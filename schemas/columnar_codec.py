@@ -16,9 +16,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from schemas.columns import (
-    ABSENT,
     F4,
-    NO_LABEL,
     NOT_LISTED,
     NOT_LISTED_LOGPROB,
     BatchHeader,
@@ -35,12 +33,12 @@ from schemas.errors import EncodingError
 from schemas.events import Count, Name
 from schemas.json_codec import MAX_EVENTS, RECORD, explain
 from schemas.json_codec import decode_telemetry as decode_json_telemetry
-from schemas.layout import ETAS, LOGIT_LAYOUT, REQUEST_LAYOUT, Layout, NumberColumn
+from schemas.layout import ETAS, LOGIT_LAYOUT, REQUEST_LAYOUT, Layout
 from schemas.select import drop_unreadable, in_order, take_logits, take_requests
 from schemas.tabulate import RequestExtras, blank_infinite, logit_columns, offsets_of, request_columns, settle
+from schemas.wire_columns import BlobError, read_label, read_number
 
 VERSION: Final = 1
-MAX_LABEL_CHARS: Final = 256
 MAX_ID: Final = 2**31 - 1
 
 
@@ -113,13 +111,6 @@ class _Faults:
         self.by_row.setdefault(row, Rejected(row, field, reason))
 
 
-def _repeated(blob: bytes, size: int, itemsize: int, name: str, n: int) -> bytes:
-    """A blob of another length than all events need: a single value, for all of them."""
-    if len(blob) == itemsize and n:
-        return blob * n
-    _refuse(name, f"blob of {len(blob)} bytes; {n} events need {size} (or {itemsize} for all alike)")
-
-
 def _check_head(envelope: Envelope, kind: str) -> None:
     if envelope.v != VERSION:
         _refuse("v", f"version {envelope.v} of the columnar encoding; this reads {VERSION}")
@@ -131,40 +122,17 @@ def _check_head(envelope: Envelope, kind: str) -> None:
 
 def _numbers(layout: Layout, blobs: Sequence[bytes], n: int, faults: _Faults) -> dict[str, NDArray[Any]]:
     """All number columns by name; faults get every event that violates a limit."""
-    if len(blobs) != layout.numbers:
-        _refuse("numbers", f"{len(blobs)} number columns; {layout.kind} have {layout.numbers}")
+    if len(blobs) != len(layout.numbers):
+        _refuse("numbers", f"{len(blobs)} number columns; {layout.kind} have {len(layout.numbers)}")
     columns: dict[str, NDArray[Any]] = {}
-    at = 0
-    for group in layout.groups:
-        size = group.itemsize * n
-        own = [
-            blob if len(blob) == size else _repeated(blob, size, group.itemsize, column.name, n)
-            for blob, column in zip(blobs[at : at + len(group.columns)], group.columns, strict=True)
-        ]
-        at += len(own)
-        matrix = np.frombuffer(b"".join(own), dtype=group.wire).reshape(len(own), n)
-        inside = matrix >= group.low
-        inside &= matrix <= group.high
-        if group.wire == "<f8":
-            inside |= group.optional & (matrix == ABSENT)
-        if not inside.all():
-            for c, row in _first_in_row(~inside):
-                column = group.columns[c]
-                faults.add(row, column.name, _out_of_range(matrix[c, row].item(), column))
-        for column, values in zip(group.columns, matrix, strict=True):
-            columns[column.name] = values.view(np.bool_) if column.flag else values
+    for column, blob in zip(layout.numbers, blobs, strict=True):
+        try:
+            columns[column.name], bad = read_number(column, blob, n)
+        except BlobError as error:
+            _refuse(column.name, str(error))
+        for row, reason in bad:
+            faults.add(row, column.name, reason)
     return columns
-
-
-def _first_in_row(bad: Bool) -> list[tuple[int, int]]:
-    """(column, event) of the first bad column of every event that has one, of a (columns, events) matrix."""
-    rows = np.flatnonzero(bad.any(axis=0))
-    return list(zip(bad[:, rows].argmax(axis=0).tolist(), rows.tolist(), strict=True))
-
-
-def _out_of_range(value: float, column: NumberColumn) -> str:
-    absent = f" or {ABSENT} for absent" if column.optional else ""
-    return f"{value} is not in {column.low}..{column.high}{absent}"
 
 
 def _labels(
@@ -172,31 +140,14 @@ def _labels(
 ) -> dict[str, LabelColumn]:
     if len(wire) != len(layout.labels):
         _refuse("labels", f"{len(wire)} label columns; {layout.kind} have {len(layout.labels)}")
-    size = 2 * n
-    joined = b"".join(
-        [
-            codes if len(codes) == size else _repeated(codes, size, 2, name, n)
-            for name, (_, codes) in zip(layout.labels, wire, strict=True)
-        ]
-    )
-    matrix = np.frombuffer(joined, dtype="<u2").reshape(len(wire), n)
-    sizes = np.array([[len(values)] for values, _ in wire])
-    absent = matrix == NO_LABEL
-    known = (matrix < sizes) | (absent & layout.optional_labels)
-    if not known.all():
-        for c, row in _first_in_row(~known):
-            missing = bool(absent[c, row])
-            reason = "required field is missing" if missing else f"code {matrix[c, row]} has no entry"
-            faults.add(row, layout.labels[c], reason)
     columns: dict[str, LabelColumn] = {}
-    for c, (name, (values, _)) in enumerate(zip(layout.labels, wire, strict=True)):
-        shortest = 0 if layout.optional_labels[c, 0] else 1
-        if values and not shortest <= min(map(len, values)) <= max(map(len, values)) <= MAX_LABEL_CHARS:
-            unfit = [code for code, text in enumerate(values) if not shortest <= len(text) <= MAX_LABEL_CHARS]
-            for row in np.flatnonzero(np.isin(matrix[c], unfit)).tolist():
-                length = len(values[matrix[c, row]])
-                faults.add(row, name, f"{length} characters; allowed are {shortest} to {MAX_LABEL_CHARS}")
-        columns[name] = LabelColumn(tuple(values), matrix[c])
+    for name, optional, (values, codes) in zip(layout.labels, layout.optional_labels, wire, strict=True):
+        try:
+            columns[name], bad = read_label(optional, values, codes, n)
+        except BlobError as error:
+            _refuse(name, str(error))
+        for row, reason in bad:
+            faults.add(row, name, reason)
     return columns
 
 

@@ -1,18 +1,17 @@
 """Number columns of requests and logits: order and type on the wire, and the limits of each.
 
 The limits come from the event types of `schemas.events`, so that both encodings refuse the same values.
-Columns of one type stand together: the decoder reads them as one matrix.
+Columns of one type stand together.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from schemas.columns import ABSENT, LABELS, REQUEST_LABELS
 from schemas.events import LogitEvent, RequestEvent
@@ -20,7 +19,7 @@ from schemas.events import LogitEvent, RequestEvent
 Wire = Literal["<i8", "<i4", "<f8", "<u2", "|i1", "|u1"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NumberColumn:
     """One number per event. `optional`: ABSENT is allowed as well; `flag`: 0 or 1 and read as bool."""
 
@@ -30,18 +29,22 @@ class NumberColumn:
     high: float
     optional: bool = False
     flag: bool = False
+    itemsize: int = field(init=False)
+    least: float = field(init=False)
+    """Least of the values that are allowed without a gap: `low`, or ABSENT beside an integer's range."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "itemsize", np.dtype(self.wire).itemsize)
+        joins = self.optional and self.wire != "<f8"
+        object.__setattr__(self, "least", min(self.low, ABSENT) if joins else self.low)
 
 
 @dataclass(frozen=True, slots=True)
 class NumberGroup:
-    """Consecutive columns of one wire type; `low`, `high` (c, 1) bounds, `optional` (c, 1)."""
+    """Consecutive columns of one wire type."""
 
     wire: Wire
-    itemsize: int
     columns: tuple[NumberColumn, ...]
-    low: NDArray[Any]
-    high: NDArray[Any]
-    optional: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,10 @@ class Layout:
     kind: str
     groups: tuple[NumberGroup, ...]
     labels: tuple[str, ...]
-    optional_labels: NDArray[np.bool_]
-    """(labels, 1) which may be absent."""
-    numbers: int
-    """How many number columns there are in all groups."""
+    optional_labels: tuple[bool, ...]
+    """Which labels may be absent."""
+    numbers: tuple[NumberColumn, ...]
+    """The columns of all groups."""
 
 
 def _bounds(event: type[Struct], name: str) -> tuple[float, float, bool]:
@@ -92,19 +95,12 @@ def _layout(
         members = tuple(c for c in columns if c.wire == wire)
         if not members:
             continue
-        optional = np.array([[c.optional] for c in members])
-        # Integer bounds stay exact: the float64 limits of int64 columns are compared in int64.
-        kind_of_bound = np.float64 if wire == "<f8" else np.int64
-        low = np.array([[c.low] for c in members], dtype=kind_of_bound)
-        high = np.array([[c.high] for c in members], dtype=kind_of_bound)
-        if wire != "<f8":
-            low = np.where(optional, np.minimum(low, ABSENT), low)
-        groups.append(NumberGroup(wire, np.dtype(wire).itemsize, members, low, high, optional))
+        groups.append(NumberGroup(wire, members))
     info = msgspec.inspect.type_info(event)
     assert isinstance(info, msgspec.inspect.StructType)
     required = {f.name for f in info.fields if f.required}
-    optional_labels = np.array([[name not in required] for name in labels])
-    return Layout(kind, tuple(groups), labels, optional_labels, len(columns))
+    numbers = tuple(column for group in groups for column in group.columns)
+    return Layout(kind, tuple(groups), labels, tuple(name not in required for name in labels), numbers)
 
 
 _SEED: Final = NumberColumn("seed", "<i8", -(2**63), 2**63 - 1)
