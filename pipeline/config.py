@@ -55,6 +55,8 @@ class ClickHouseConfig(Struct, frozen=True, kw_only=True):
     database: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$")] = "klaxon"
     username: str = "default"
     password: str = ""
+    timeout_s: Seconds = 120
+    """How long a server may keep silent in an answer before the archive gives it up and tries again."""
 
 
 class ContentConfig(Struct, frozen=True, kw_only=True):

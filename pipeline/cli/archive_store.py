@@ -29,7 +29,10 @@ def opened_archive(config: Config) -> Iterator[Archive]:
     clickhouse, limits = config.clickhouse, config.archive
     dsn, database, user = clickhouse.dsn, clickhouse.database, clickhouse.username
     password = clickhouse.password
-    store = _once_available(lambda: connect(dsn, database, username=user, password=password))
+    timeout_s = clickhouse.timeout_s
+    store = _once_available(
+        lambda: connect(dsn, database, username=user, password=password, timeout_s=timeout_s)
+    )
     endpoint = None
     try:
         _once_available(store.warm_up)

@@ -7,15 +7,18 @@ the threads for its blocking calls, the back-pressure, and the order: stored fir
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from pipeline.config import Config
 from pipeline.errors import PipelineError
+from pipeline.workers.archive_lag import LagWatch, Stored
 from pipeline.workers.broker import back_off_s
 from pipeline.workers.dead_letters import VersionError, dead_letters, send_letters
 from pipeline.workers.faults import fault
@@ -37,8 +40,15 @@ READS: Final = (
     Topic.BUCKETS,
     Topic.DECISIONS,
 )
+T = TypeVar("T")
+
 PACE_S: Final = 0.05
 SWEEP_EVERY_S: Final = 1.0
+MOST_THREADS: Final = 256
+"""One per assigned partition, of their own: a ClickHouse that hangs must not hold the loop's own threads,
+which resolve the broker's name."""
+LAST_INSERTS_S: Final = 3.0
+"""How long a stop waits for inserts in flight before it breaks their connections."""
 
 
 class PartitionArchive(Protocol):
@@ -51,6 +61,10 @@ class PartitionArchive(Protocol):
     @property
     def full(self) -> bool:
         """Whether memory's bound is reached."""
+
+    @property
+    def oldest(self) -> Stored:
+        """Offset of the first record that is not stored, and its append time unless it is not read yet."""
 
     def add(self, record: Record, now_us: int) -> tuple[Rejected, ...]:
         """Take in the next record; returns what this worker must dead-letter.
@@ -76,6 +90,9 @@ class BlockStore(Protocol):
 
     def store_block(self, block: Any, stop: threading.Event) -> bool:
         """Insert a block until it is stored (True) or `stop` is set (False)."""
+
+    def cut(self) -> None:
+        """Make calls that wait for a server's answer fail at once. Does not block."""
 
     def gauges(self) -> dict[str, int]:
         """Counts by name. Does not block."""
@@ -103,15 +120,17 @@ class ArchiveWorker:
         self._intake = Intake(link, config.kafka, skips_deleted=True)
         self._lock = asyncio.Lock()
         self._seats: dict[Partition, _Seat] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[Partition, asyncio.Task[None]] = {}
+        self._threads = ThreadPoolExecutor(MOST_THREADS, "clickhouse")
+        self._lag = LagWatch(link.group, config.kafka)
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def assigned(self, places: frozenset[Partition]) -> None:
         for place in places:
             self._leave(place)
             seat = self._seats[place] = _Seat()
-            task = asyncio.create_task(self._serve(place, seat))
-            self._tasks.add(task)
+            before = self._tasks.get(place)
+            task = self._tasks[place] = asyncio.create_task(self._serve(place, seat, before))
             task.add_done_callback(self._served)
 
     async def revoked(self, places: frozenset[Partition]) -> None:
@@ -153,31 +172,38 @@ class ArchiveWorker:
             for acknowledged in await send_letters(self._link, letters):
                 await acknowledged
 
-    async def _serve(self, place: Partition, seat: _Seat) -> None:
-        """Open the partition, then store its blocks as they fall due, until it is left."""
+    async def _serve(self, place: Partition, seat: _Seat, before: asyncio.Task[None] | None) -> None:
+        """Open the partition, then store its blocks as they fall due, until it is left.
+
+        Not before its last seat has ended: the table does not show yet what that still inserts. Commits what
+        the table has, stored by this process or a predecessor: what lag shows is not stored.
+        """
+        if before is not None:
+            await asyncio.wait([before])
         part = await self._open(place, seat)
+        stored, committed = 0 if part is None else part.read_from, 0
         while part is not None and not seat.stop.is_set():
             block = part.take(_now_us())
             if block is None:
                 await asyncio.sleep(PACE_S)
-            elif await asyncio.to_thread(self._store.store_block, block, seat.stop):
-                offset = part.stored(block)
+            elif await self._in_thread(self._store.store_block, block, seat.stop):
+                stored = part.stored(block)
                 seat.changed.set()
-                if not seat.stop.is_set() and await self._link.commit({place: offset}):
-                    fault("after_insert_commit")
+            if stored > committed and not seat.stop.is_set() and await self._link.commit({place: stored}):
+                committed = stored
+                fault("after_insert_commit")
 
     async def _open(self, place: Partition, seat: _Seat) -> PartitionArchive | None:
         attempt = 0
         while not seat.stop.is_set():
             fault("before_checkpoint")
             try:
-                part = await asyncio.to_thread(
-                    self._store.open_partition, Topic(place.topic), place.partition
-                )
+                part = await self._in_thread(self._store.open_partition, Topic(place.topic), place.partition)
             except PipelineError as error:
                 delay_s = back_off_s(attempt)
                 log.warning("%s: %s; trying again in %.1f s", place, error, delay_s)
-                await asyncio.sleep(delay_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(seat.changed.wait(), delay_s)  # it is left
                 attempt += 1
                 continue
             if seat.stop.is_set():
@@ -190,16 +216,26 @@ class ArchiveWorker:
             return part
         return None
 
+    async def _in_thread(self, call: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
     def _served(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) and not self._failed.done():
             self._failed.set_exception(error)
 
     async def run(self) -> None:
-        while not self._failed.done():
-            await asyncio.wait([self._failed], timeout=SWEEP_EVERY_S)
-            await self._sweep()
-        self._failed.result()
+        watching = asyncio.create_task(self._lag.run(self._stored))
+        try:
+            while not self._failed.done() and not watching.done():
+                await asyncio.wait([self._failed], timeout=SWEEP_EVERY_S)
+                await self._sweep()
+            (self._failed if self._failed.done() else watching).result()
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+
+    def _stored(self) -> dict[Partition, Stored | None]:
+        return {place: None if seat.part is None else seat.part.oldest for place, seat in self._seats.items()}
 
     async def _sweep(self) -> None:
         """Read what Faust left out at the end of a partition."""
@@ -209,17 +245,33 @@ class ArchiveWorker:
                     await self._add(seat, self._intake.left_behind(place))
 
     def gauges(self) -> dict[str, dict[str, int]]:
-        opened = {str(place): seat.part for place, seat in self._seats.items() if seat.part is not None}
+        lags = self._lag.lags
         return {
-            "archive": self._store.gauges(),
-            **{place: part.gauges() for place, part in sorted(opened.items())},
+            "archive": {**self._store.gauges(), **self._lag.gauges()},
+            **{
+                str(place): {
+                    **(seat.part.gauges() if seat.part is not None else {}),
+                    **(lags[place].gauges() if place in lags else {}),
+                }
+                for place, seat in sorted(self._seats.items())
+            },
         }
 
     async def stop(self) -> None:
         for place in list(self._seats):
             self._leave(place)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._last_inserts()
+        self._threads.shutdown(wait=False)
         await self._intake.stop()
+
+    async def _last_inserts(self) -> None:
+        """Wait for them; those that a server does not answer are given up: the table will say."""
+        left, wait_s = set(self._tasks.values()), LAST_INSERTS_S
+        while left:
+            _, left = await asyncio.wait(left, timeout=wait_s)
+            if left:
+                self._store.cut()
+                wait_s = 0.5
 
 
 def archive(config: Config, store: BlockStore) -> WorkerSpec:

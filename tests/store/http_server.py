@@ -11,6 +11,7 @@ import json
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -246,11 +247,11 @@ def main(folder: str, port: str = "0") -> None:
     Handler.mode = Path(f"{folder}.mode")
     if not Handler.mode.exists():
         Handler.mode.write_text("up")
-    Handler.scratch = Path(f"{folder}.scratch")
-    Handler.scratch.mkdir(exist_ok=True)
-    server = Server(("127.0.0.1", int(port)), Handler)
-    print(json.dumps({"port": server.server_address[1]}), flush=True)
-    server.serve_forever()
+    with tempfile.TemporaryDirectory() as scratch:  # not beside the folder: its disk may be full
+        Handler.scratch = Path(scratch)
+        server = Server(("127.0.0.1", int(port)), Handler)
+        print(json.dumps({"port": server.server_address[1]}), flush=True)
+        server.serve_forever()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,59 @@
+"""ClickHouse broken on purpose, in short: nothing lost, nothing twice, trips unaffected, lag said in time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults import clickhouse
+from tests.kafka.broker import Broker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
+
+SEED = 20260717
+
+
+async def test_every_way_not_to_answer_neither_loses_nor_doubles(
+    kafka_session: Broker, tmp_path: Path
+) -> None:
+    print(await clickhouse.broken_answers(kafka_session, tmp_path / "on", SEED))
+
+
+async def test_a_death_around_an_insert_that_is_not_answered(kafka_session: Broker, tmp_path: Path) -> None:
+    print(await clickhouse.killed_meanwhile(kafka_session, tmp_path / "on", SEED, modes=("late",)))
+
+
+async def test_a_rollout_trips_while_clickhouse_hangs(kafka_session: Broker, tmp_path: Path) -> None:
+    print(await clickhouse.trips_go_on(kafka_session, tmp_path, SEED))
+
+
+async def test_a_full_disk_is_waited_out(kafka_session: Broker, tmp_path: Path) -> None:
+    print(await clickhouse.full_disk(kafka_session, tmp_path, SEED))
+
+
+async def test_retention_is_said_to_run_out_before_it_does(kafka_session: Broker, tmp_path: Path) -> None:
+    print(await clickhouse.retention_alert(kafka_session, tmp_path / "on", SEED, retention_s=20))
+
+
+@pytest.mark.parametrize(
+    ("defect", "modes", "found"),
+    [
+        ("believes_every_answer", ("in_body",), "lost"),
+        ("retries_without_token_or_counting", ("late",), "2 times"),
+    ],
+)
+async def test_known_bad_archives_are_found(
+    kafka_session: Broker, tmp_path: Path, defect: str, modes: tuple[str, ...], found: str
+) -> None:
+    with pytest.raises(AssertionError, match=found):
+        await clickhouse.broken_answers(kafka_session, tmp_path / "on", SEED, modes=modes, defect=defect)
+
+
+async def test_a_known_bad_archive_that_does_not_wait_for_its_inserts_is_found(
+    kafka_session: Broker, tmp_path: Path
+) -> None:
+    with pytest.raises(AssertionError, match="lost"):
+        await clickhouse.killed_behind_a_failure(
+            kafka_session, tmp_path / "on", SEED, "commits_before_the_insert"
+        )
