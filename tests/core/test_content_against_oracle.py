@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.core import measuring, pairing
 from pipeline.core.buckets import Bucket
 from pipeline.core.measuring import MeasureSource
 from pipeline.core.pairing import PairSource
@@ -196,6 +197,23 @@ def test_cutting_into_records_and_flushing_change_nothing(topic: Topic, seed: in
     batched = scenarios.live(maker(topic, TIGHT), topic, records, seed, 0, flush_rate=0.02)
     one_by_one = scenarios.live(maker(topic, TIGHT), topic, single, seed, 0, flush_rate=0.9)
     assert scenarios.assemble(batched.finals) == scenarios.assemble(one_by_one.finals)
+
+
+@examples(4)
+@given(seed=seeds)
+@pytest.mark.parametrize("topic", [Topic.REQUESTS, Topic.LOGITS])
+def test_how_many_are_counted_at_once_changes_nothing(topic: Topic, seed: int) -> None:
+    """Nor the order in which cells claim their room, of which TIGHT has less than most seconds need."""
+    shape = Shape(prompts_per_s=4, nodes=9, late=0.2)
+    (records,) = scenarios.make_log(seed, topic, shape, TIGHT)
+    said = []
+    for at_once, flush_rate in ((1, 0.0), (7, 0.3), (1 << 20, 0.0)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(measuring, "EVENTS_AT_ONCE", at_once)
+            patch.setattr(pairing, "PAIRS_AT_ONCE", at_once)
+            published = scenarios.live(maker(topic, TIGHT), topic, records, seed, 0, flush_rate)
+        said.append(scenarios.assemble(published.finals))
+    assert said[0] == said[1] == said[2]
 
 
 def commit_the_read_position(make: Make) -> Make:
