@@ -216,7 +216,7 @@ class Crew:
             self.seats[fault.seat] = await self._started()
 
     async def _thaw(self, fault: Fault, victim: Worker) -> None:
-        """Keep it frozen past its session, until everything it held is the other's; then let it go on."""
+        """Keep it frozen past its session, until the other works on all it held; then let it go on."""
         peer = self.seats[1 - fault.seat]
         told = assignments(peer)
 
@@ -224,9 +224,9 @@ class Crew:
             assert peer.running, f"the other {self.kind} ended: {last_line(peer)}"
             # A freeze within the rebalance itself: what the other was told in that one is new, too.
             new = assignments(peer) > told or fault.point.when in ("starting", "rebalancing")
-            return is_frozen(victim) and new and held_by(peer) == self.everything
+            return is_frozen(victim) and new and worked_on_by(peer) == self.everything
 
-        await self._eventually(moved, "the other was given everything of the frozen worker")
+        await self._eventually(moved, "the other works on everything of the frozen worker")
         await asyncio.sleep(fault.after_s)
         assert is_frozen(victim), "it was not frozen past its session"
         before = assignments(victim)

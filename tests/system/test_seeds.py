@@ -26,8 +26,11 @@ from tests.system.workload import FAULTS, Traffic
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FIRST_SEED = int(os.environ.get("SEED", "0"))
-SEEDS = 20
-AT_ONCE = 10
+SEEDS = 24
+MOST_SEEDS = 64
+AT_ONCE = 8
+BEHIND_US = SECOND // 4
+"""Traffic that is sent later than this is on its way to being late: the machine is too slow for so much."""
 WORKERS = ("measure", "pair", "gate", "archive")
 
 
@@ -50,12 +53,17 @@ async def test_every_seed_is_counted_judged_and_archived_as_the_oracle_says(
         for worker in workers:
             await worker.until_log(f"{worker.kind}: ready", timeout_s=PATIENCE_S)
         await workers[2].until_log("gating partition", timeout_s=PATIENCE_S)
-        rounds = []
-        numbers = range(FIRST_SEED, FIRST_SEED + SEEDS)
-        seeds = [Traffic(seed, FAULTS[seed % len(FAULTS)]) for seed in numbers]
-        for first in range(0, SEEDS, AT_ONCE):
-            rounds += [asyncio.create_task(_round(on, each)) for each in seeds[first : first + AT_ONCE]]
-            await asyncio.wait(rounds[first : first + AT_ONCE - 1])
+        seeds: list[Traffic] = []
+        rounds: list[asyncio.Task[None]] = []
+        at_once = AT_ONCE
+        while len(seeds) < SEEDS or (not _enough(on) and len(seeds) < MOST_SEEDS):
+            numbers = range(FIRST_SEED + len(seeds), FIRST_SEED + len(seeds) + at_once)
+            more = [Traffic(seed, FAULTS[seed % len(FAULTS)]) for seed in numbers]
+            on.sent.behind_us = 0
+            begun = [asyncio.create_task(_round(on, each)) for each in more]
+            seeds, rounds = seeds + more, rounds + begun
+            await asyncio.wait(begun[:-1])
+            at_once = AT_ONCE if on.sent.behind_us < BEHIND_US else AT_ONCE // 2
         await asyncio.gather(*rounds)
         # Early events count up to 5 s after they came; halves wait for J.
         end_us = now_us() + (JOIN_TIMEOUT_S + 3) * SECOND
@@ -71,11 +79,19 @@ async def test_every_seed_is_counted_judged_and_archived_as_the_oracle_says(
         assert not any(codes), on.tails()
         found += archived.differences(log, await on.query(*archived.QUERIES))
         assert not found, "\n".join(found)
-        kinds = Counter(said["kind"] for each in seeds for said in on.follower.decisions[each.rollout])
+        kinds = _kinds(on)
         print(
-            f"seeds {FIRST_SEED} and {SEEDS - 1} more: {len(log.sent)} records, aborted {on.sent.aborted}, "
-            f"decisions {dict(kinds)}"
+            f"seeds {FIRST_SEED} and {len(seeds) - 1} more: {len(log.sent)} records, aborted "
+            f"{on.sent.aborted}, decisions {dict(kinds)}"
         )
         # Not a proof of anything if nothing happened.
-        assert kinds["trip"] >= SEEDS // 3, kinds
-        assert {"step", "hold", "advise"} <= set(kinds), kinds
+        assert _enough(on), kinds
+
+
+def _kinds(on: Stack) -> Counter[str]:
+    return Counter(said["kind"] for decisions in on.follower.decisions.values() for said in decisions)
+
+
+def _enough(on: Stack) -> bool:
+    kinds = _kinds(on)
+    return kinds["trip"] >= SEEDS // 3 and {"step", "hold", "advise"} <= set(kinds)

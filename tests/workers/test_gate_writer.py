@@ -17,7 +17,7 @@ from tests.kafka.waiting import eventually
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 MOMENTS = 24
-STEP_S = 0.001
+STEP_S = 0.004
 
 
 async def test_a_write_ends_whenever_its_writer_is_closed(kafka: Broker) -> None:
