@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import CoordinatorLoadInProgressError, KafkaConnectionError, KafkaError
 from aiokafka.structs import ConsumerRecord
 
 from pipeline.config import KafkaConfig
@@ -195,13 +195,16 @@ async def committed_offset(kafka: KafkaConfig, group: str, place: Partition) -> 
         for attempt in range(COORDINATOR_TRIES):
             try:
                 found = await admin.list_consumer_group_offsets(group, partitions=[partition])
+                # aiokafka drops an error of the whole answer: a coordinator that is still loading the group
+                # says nothing about the partition, which is not "nothing committed".
+                if (answer := found.get(partition)) is None:
+                    raise CoordinatorLoadInProgressError
             except KafkaError as error:
                 if not error.retriable or attempt == COORDINATOR_TRIES - 1:
                     raise
                 await asyncio.sleep(back_off_s(attempt))
             else:
-                offset = int(found[partition].offset)
-                return offset if offset >= 0 else None
+                return int(answer.offset) if answer.offset >= 0 else None
     raise AssertionError("the last try returns or raises")
 
 
