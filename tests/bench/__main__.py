@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -18,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.bench import machine
-from tests.bench.context import Context
+from tests.bench.context import Context, end_on_sigterm
 from tests.bench.errors import BenchError
 from tests.bench.measurements import MEASUREMENTS, Local, Measurement, OnKafka
 from tests.bench.rows import Row, row, show, write
@@ -41,8 +39,6 @@ def main(
     if missing is not None:
         print(f"bench: {missing}", file=sys.stderr)
         return ABSENT
-    # What the client says while topics come and go is no news here.
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     before = machine.describe()
     started_s = time.monotonic()
@@ -101,9 +97,7 @@ def absent(chosen: Sequence[Measurement], shared: Path) -> str | None:
 
 async def _run(chosen: Mapping[str, Measurement], shared: Path, rows: list[Row], *, quick: bool) -> None:
     """All of them, one after the other, into `rows`. SIGTERM ends what was started, too."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    end_on_sigterm()
     on_kafka = {name: one for name, one in chosen.items() if isinstance(one, OnKafka)}
     if on_kafka:
         with tempfile.TemporaryDirectory(prefix="klaxon-bench-") as made:

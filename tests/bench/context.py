@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -22,6 +25,13 @@ PAIRS: Final = 20_000
 REQUESTS: Final = 200_000
 RESPONSES_PER_RECORD: Final = 64
 REQUESTS_PER_RECORD: Final = 100
+
+
+def end_on_sigterm() -> None:
+    """From here on SIGTERM cancels the calling task, so that what it started is stopped."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,8 @@ class Context:
 
     async def with_partitions(self, partitions: int, *, append_time: bool = False) -> Broker:
         """Our topics from nothing, input topics with so many partitions, records with producers' times."""
+        # What the client says while topics come and go is no news here.
+        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
         config = msgspec.structs.replace(self.broker.config, partitions=partitions, append_time=append_time)
         broker = broker_of(config)
         await fresh_topics(broker)

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.bench.__main__ import ABSENT, MISSED, OK, OUT, absent, shared_folder
+from tests.bench.__main__ import ABSENT, INTERRUPTED, MISSED, OK, OUT, absent, shared_folder
 from tests.bench.archive import archiving
-from tests.bench.context import Context
+from tests.bench.context import Context, end_on_sigterm
 from tests.bench.drain import draining
 from tests.bench.errors import BenchError
 from tests.bench.measurements import MEASUREMENTS
@@ -93,6 +93,7 @@ class Sampler:
 
 async def _on_kafka(kind: str, sampler: Sampler, folder: Path) -> str:
     """A worker on one backlog; the first warms it up."""
+    end_on_sigterm()
     with apache_kafka(folder / "broker") as broker:
         context = Context(broker, folder, OUT.parent / "bench", shared_folder(), quick=True)
         if kind == "archive":
@@ -149,6 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         try:
             found = shares(asyncio.run(sampled))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            return INTERRUPTED
         except (BenchError, AssertionError) as error:
             print(f"profile: {error}", file=sys.stderr)
             return MISSED
