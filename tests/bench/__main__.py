@@ -16,12 +16,11 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.bench import machine
-from tests.bench.context import Context, end_on_sigterm
-from tests.bench.errors import BenchError
+from tests.bench.context import Context, end_on_sigterm, started_broker
+from tests.bench.errors import BenchError, BrokerAbsentError
 from tests.bench.measurements import MEASUREMENTS, Local, Measurement, OnKafka
 from tests.bench.rows import Row, row, show, write
 from tests.conftest import REPOSITORY
-from tests.kafka.broker import apache_kafka
 
 OK, MISSED, ABSENT, INTERRUPTED = 0, 1, 3, 130
 """Exit codes, besides 2 for wrong usage."""
@@ -48,6 +47,9 @@ def main(
         asyncio.run(_run(chosen, shared, rows, quick=options.quick))
     except (KeyboardInterrupt, asyncio.CancelledError):
         interrupted = True
+    except BrokerAbsentError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return ABSENT
     for name, text in before.items():
         console.print(f"[bold]{name}[/]: {text}")
     console.print()
@@ -102,7 +104,7 @@ async def _run(chosen: Mapping[str, Measurement], shared: Path, rows: list[Row],
     if on_kafka:
         with tempfile.TemporaryDirectory(prefix="klaxon-bench-") as made:
             folder = Path(made)
-            with apache_kafka(folder / "broker") as broker:
+            with started_broker(folder / "broker") as broker:
                 context = Context(broker, folder, OUT.parent / "bench", shared, quick)
                 for name, one in on_kafka.items():
                     rows += await _measured(name, partial(one.run, context))

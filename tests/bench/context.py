@@ -7,6 +7,8 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,8 +18,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from schemas.topics import Topic
 from tests.bench.backlog import Backlog, SingleEvents, read_backlog, read_single
+from tests.bench.errors import BrokerAbsentError
 from tests.bench.peers import Peer
-from tests.kafka.broker import Broker, broker_of
+from tests.kafka.broker import Broker, apache_kafka, broker_of
 from tests.kafka.records import fresh_topics
 
 PAIRS: Final = 20_000
@@ -25,6 +28,17 @@ PAIRS: Final = 20_000
 REQUESTS: Final = 200_000
 RESPONSES_PER_RECORD: Final = 64
 REQUESTS_PER_RECORD: Final = 100
+
+
+@contextmanager
+def started_broker(folder: Path) -> Iterator[Broker]:
+    """One Apache Kafka. Raises BrokerAbsentError where it does not start."""
+    with ExitStack() as exits:
+        try:
+            broker = exits.enter_context(apache_kafka(folder))
+        except RuntimeError as error:
+            raise BrokerAbsentError(str(error)) from None
+        yield broker
 
 
 def end_on_sigterm() -> None:

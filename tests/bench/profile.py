@@ -21,12 +21,11 @@ from typing import Final
 
 from tests.bench.__main__ import ABSENT, INTERRUPTED, MISSED, OK, OUT, absent, shared_folder
 from tests.bench.archive import archiving
-from tests.bench.context import Context, end_on_sigterm
+from tests.bench.context import Context, end_on_sigterm, started_broker
 from tests.bench.drain import draining
-from tests.bench.errors import BenchError
+from tests.bench.errors import BenchError, BrokerAbsentError
 from tests.bench.measurements import MEASUREMENTS
 from tests.conftest import REPOSITORY
-from tests.kafka.broker import apache_kafka
 
 RATE_HZ: Final = 200
 PARTITIONS: Final = 4
@@ -94,7 +93,7 @@ class Sampler:
 async def _on_kafka(kind: str, sampler: Sampler, folder: Path) -> str:
     """A worker on one backlog; the first warms it up."""
     end_on_sigterm()
-    with apache_kafka(folder / "broker") as broker:
+    with started_broker(folder / "broker") as broker:
         context = Context(broker, folder, OUT.parent / "bench", shared_folder(), quick=True)
         if kind == "archive":
             backlog = await context.requests(partitions=PARTITIONS)
@@ -152,6 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = shares(asyncio.run(sampled))
         except (KeyboardInterrupt, asyncio.CancelledError):
             return INTERRUPTED
+        except BrokerAbsentError as error:
+            print(f"profile: {error}", file=sys.stderr)
+            return ABSENT
         except (BenchError, AssertionError) as error:
             print(f"profile: {error}", file=sys.stderr)
             return MISSED
