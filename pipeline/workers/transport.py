@@ -27,6 +27,7 @@ PRIVATE_NAMES: Final = {
     "faust.transport.drivers.aiokafka.AIOKafkaConsumerThread": (
         "_create_worker_consumer",
         "_ensure_consumer",
+        "_commit",
     ),
     "aiokafka.AIOKafkaConsumer": ("_isolation_level", "_fetch_max_wait_ms", "_subscription"),
 }
@@ -47,6 +48,11 @@ class _CommittedReads(AIOKafkaConsumerThread):
         consumer._isolation_level = isolation(self.app.kafka)
         consumer._fetch_max_wait_ms = self.app.kafka.fetch_wait_ms
         return consumer
+
+    async def _commit(self, offsets: Mapping[TP, int]) -> bool:
+        """As Faust's, which crashes when all of these partitions were revoked on the way to this thread."""
+        assigned = self.assignment()
+        return any(place in assigned for place in offsets) and bool(await super()._commit(offsets))
 
 
 class _Consumer(Consumer):

@@ -12,6 +12,7 @@ from aiokafka import AIOKafkaConsumer
 from faust.app.base import App
 from faust.transport.consumer import ThreadDelegateConsumer
 from faust.transport.drivers import aiokafka as driver
+from faust.types import TP
 
 from pipeline.config import KafkaConfig
 from pipeline.workers import transport
@@ -79,3 +80,28 @@ def test_a_commit_goes_to_the_group_without_a_flush() -> None:
 
 def test_faust_makes_folders_only_where_we_override_it() -> None:
     assert "_create_directories" in inspect.getsource(App.on_first_start)
+
+
+async def test_a_commit_of_partitions_that_were_just_revoked_is_none_and_no_crash() -> None:
+    thread = _consumer_thread()
+    try:
+        assert await thread._commit({TP("klaxon.requests", 0): 5}) is False
+        assert thread.crash_reason is None
+        # When this fails, Faust has mended it: drop ours.
+        assert await driver.AIOKafkaConsumerThread._commit(thread, {TP("klaxon.requests", 0): 5}) is False
+        assert thread.crash_reason is not None
+    finally:
+        thread._consumer._closed = True  # never started: nothing to stop
+        thread.thread_loop.close()
+
+
+def _consumer_thread() -> Any:
+    """Ours, to which nothing is assigned."""
+    app = transport.KlaxonApp("group", KafkaConfig())
+    app.finalize()
+    made = app.transport.create_consumer(
+        callback=lambda _: None, on_partitions_revoked=None, on_partitions_assigned=None
+    )
+    thread = made._thread
+    thread._consumer = thread._create_worker_consumer(app.transport)
+    return thread
