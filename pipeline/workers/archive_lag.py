@@ -55,9 +55,7 @@ class LagWatch:
                         self.lags = await self._ask(dict(stored()))
                 except (KafkaError, BrokerError, OSError) as error:  # TimeoutError is an OSError
                     self.lags = {}
-                    log.info(
-                        "how far the archive is behind cannot be told: %s", error or type(error).__name__
-                    )
+                    log.info("how far the archive is behind cannot be told: %r", error)
                     await self._close()
                 self._warn()
                 await asyncio.sleep(ASK_EVERY_S)

@@ -30,7 +30,10 @@ HEADERS: Final = [(CONTENT_TYPE, JSON.encode())]
 
 
 class FencedError(PipelineError):
-    """Another process writes this gating partition now."""
+    """Another process writes this gating partition now, or the broker gave up a transaction of this one.
+
+    The broker's answer to both is the same.
+    """
 
 
 class GateWriter:
@@ -87,7 +90,8 @@ class GateWriter:
             fault("gate_after_transaction")
         except (ProducerFenced, InvalidProducerEpoch):
             raise FencedError(
-                f"gating partition {self._partition}: another gate process has taken over; ending this one"
+                f"gating partition {self._partition}: another gate process has taken over, or its "
+                f"transaction took longer than {TRANSACTION_TIMEOUT_MS / 1000:g} s; ending this one"
             ) from None
 
     async def close(self) -> None:

@@ -43,3 +43,21 @@ async def test_a_write_ends_whenever_its_writer_is_closed(kafka: Broker) -> None
     print(ended)
     assert ended["given up"] > 0, "closed too late every time"
     assert len(await dump(kafka, Topic.STATE)) >= ended["committed"]
+
+
+async def test_a_writer_that_has_a_successor_says_why_it_may_have_been_fenced(kafka: Broker) -> None:
+    """To a transaction that the broker timed out it says the same as to a predecessor: both are named."""
+    first, second = GateWriter(kafka.config, 0), GateWriter(kafka.config, 0)
+    effect = Effect("r", None, None, (PartitionMemory(partition=0, command_offset=1),))
+    try:
+        await first.start()
+        await first.write(effect)
+        await second.start()
+        with pytest.raises(FencedError) as fenced:
+            await first.write(effect)
+        said = str(fenced.value)
+        assert "0: another gate process has taken over, or its transaction took longer than 10 s" in said
+        await second.write(effect)
+    finally:
+        await first.close()
+        await second.close()
