@@ -38,7 +38,7 @@ from tests.kafka.processes import GAUGES_EVERY_SECOND, Worker
 from tests.kafka.records import committed_offsets, fresh_topics, now_us
 from tests.kafka.waiting import eventually
 from tests.store.http_server import ALL_MODES, INSERT_MODES
-from tests.system.stack import PATIENCE_S, SECOND, stack
+from tests.system.stack import PATIENCE_S, SECOND, Stack, stack
 from tests.system.workload import PARTITIONS, Traffic
 from tests.workers.events import request
 
@@ -72,7 +72,8 @@ class Server:
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Returns once it listens."""
+        """Returns once it listens. What it held before stands."""
+        self.kill()
         with self.folder.with_suffix(".log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.store.http_server", str(self.folder), str(self._port)],
@@ -81,13 +82,35 @@ class Server:
                 stderr=log,
             )
         assert self._process.stdout is not None
-        self._port = json.loads(self._process.stdout.readline())["port"]
-        # What was inserted twice is to be seen, not merged away.
+        with self._process.stdout as said:
+            self._port = json.loads(said.readline())["port"]
+        self._stop_merges()
+
+    def _stop_merges(self) -> None:
+        """Of the tables there are: what was inserted twice is to be seen, not merged away."""
         store = connect(self.dsn, "default")
         try:
             store.command("SYSTEM STOP MERGES")
         finally:
             store.close()
+
+    def empty(self) -> None:
+        """Running, migrated, without rows, and no fault yet."""
+        if self.dead:
+            self.start()
+        self.set("up")
+        Path(f"{self.folder}.fired").unlink(missing_ok=True)
+        store = connect(self.dsn, "klaxon", create_database=True)
+        try:
+            store.command("DROP DATABASE klaxon SYNC")
+        finally:
+            store.close()
+        store = connect(self.dsn, "klaxon", create_database=True)
+        try:
+            migrate(store, now_us=now_us())
+        finally:
+            store.close()
+        self._stop_merges()
 
     def kill(self) -> None:
         """SIGKILL: connections are refused from now on."""
@@ -139,7 +162,7 @@ class Archiving:
         """Request events in records of so many, over both partitions; returns when all are acknowledged."""
         waiting = []
         for number in range(records):
-            partition = self.rng.randrange(PARTITIONS)
+            partition = number % PARTITIONS
             batch = [request(now_us(), signature=f"{self.rng.getrandbits(128):032x}") for _ in range(events)]
             value, kind = msgspec.json.encode(batch), JSON
             if columnar:
@@ -226,59 +249,52 @@ class Archiving:
 
 
 @asynccontextmanager
-async def archiving(broker: Broker, folder: Path, seed: int) -> AsyncIterator[Archiving]:
-    """Everything but the worker; gone at the end."""
+async def archiving(server: Server, broker: Broker, folder: Path, seed: int) -> AsyncIterator[Archiving]:
+    """Everything but the worker, from nothing; the server stays."""
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     await fresh_topics(broker)
-    server = Server(folder / "clickhouse")
-    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(server.empty)
     producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all", linger_ms=5)
     await producer.start()
     try:
-        await asyncio.to_thread(_migrate, server.dsn)
         yield Archiving(broker, folder, server, producer, random.Random(seed))
     finally:
         await producer.stop()
-        server.kill()
-
-
-def _migrate(dsn: str) -> None:
-    store = connect(dsn, "klaxon", create_database=True)
-    try:
-        migrate(store, now_us=now_us())
-    finally:
-        store.close()
 
 
 async def _waves(on: Archiving, worker: Worker, modes: Sequence[str]) -> None:
-    """One wave of records under each mode, until every fault fired and all is committed."""
+    """Records under each mode, until every fault has befallen enough requests and all is committed."""
     for mode in modes:
-        before = on.server.fired()[mode]
         if mode == "refused":
             on.server.kill()
             await on.send(6)
             await worker.until_log("cannot be reached")
             await asyncio.to_thread(on.server.start)
-        elif mode in ALL_MODES:
-            on.server.set(mode)
-            await on.send(6)
-            await _until_fired(on.server, mode, before + 2)
-            on.server.set("up")
         else:
-            on.server.set(f"{mode}:{BEFALLEN}")
+            wanted = 2 if mode in ALL_MODES else BEFALLEN
+            on.server.set(mode if mode in ALL_MODES else f"{mode}:{wanted}")
             await on.send(6)
-            await _until_fired(on.server, mode, before + BEFALLEN)
+            # Where an insert needs no second attempt there are only as many as blocks.
+            await _until_fired(on.server, mode, wanted, meanwhile=lambda: on.send(2))
+            on.server.set("up")
         await on.until_committed(worker)
 
 
-async def _until_fired(server: Server, mode: str, wanted: int) -> None:
-    async def fired() -> bool:
-        return server.fired()[mode] >= wanted
-
-    await eventually(fired)
+async def _until_fired(
+    server: Server, mode: str, wanted: int, meanwhile: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Wait until a fault has befallen so many requests; `meanwhile` is done every second."""
+    next_s, until_s = time.monotonic() + 1, time.monotonic() + PATIENCE_S
+    while (fired := server.fired()[mode]) < wanted:
+        assert time.monotonic() < until_s, f"{mode} befell {fired} requests of {wanted}"
+        if meanwhile is not None and time.monotonic() > next_s:
+            await meanwhile()
+            next_s = time.monotonic() + 1
+        await asyncio.sleep(0.05)
 
 
 async def broken_answers(
+    server: Server,
     broker: Broker,
     folder: Path,
     seed: int,
@@ -286,7 +302,7 @@ async def broken_answers(
     defect: str | None = None,
 ) -> str:
     """Every way not to answer, one after another, under one worker that never leaves its group."""
-    async with archiving(broker, folder, seed) as on, on.worker(defect=defect) as worker:
+    async with archiving(server, broker, folder, seed) as on, on.worker(defect=defect) as worker:
         await on.send(4)
         await on.until_committed(worker)
         began_s = time.monotonic()
@@ -306,11 +322,15 @@ async def broken_answers(
 
 
 async def killed_meanwhile(
-    broker: Broker, folder: Path, seed: int, modes: Sequence[str] = (*INSERT_MODES, "slow")
+    server: Server,
+    broker: Broker,
+    folder: Path,
+    seed: int,
+    modes: Sequence[str] = (*INSERT_MODES, "slow"),
 ) -> str:
     """The worker killed at every point around an insert while answers break."""
     deaths = 0
-    async with archiving(broker, folder, seed) as on:
+    async with archiving(server, broker, folder, seed) as on:
         for mode in modes:
             for point in POINTS:
                 on.server.set(f"{mode}:2" if mode in INSERT_MODES else mode)
@@ -318,6 +338,7 @@ async def killed_meanwhile(
                 async with on.worker(f"{point}:{on.rng.randint(1, 2)}") as worker:
                     await worker.until_fault(point)
                     deaths += 1
+            assert on.server.fired()[mode] > 0, f"{mode} befell no request"
         on.server.set("up")
         async with on.worker() as worker:
             await on.until_committed(worker)
@@ -328,9 +349,11 @@ async def killed_meanwhile(
         return f"{deaths} deaths under {len(modes)} faults: {len(on.expected)} events exactly once"
 
 
-async def killed_behind_a_failure(broker: Broker, folder: Path, seed: int, defect: str | None = None) -> str:
+async def killed_behind_a_failure(
+    server: Server, broker: Broker, folder: Path, seed: int, defect: str | None = None
+) -> str:
     """The worker killed as soon as the first rows stand, after its first inserts had failed for seconds."""
-    async with archiving(broker, folder, seed) as on:
+    async with archiving(server, broker, folder, seed) as on:
         on.server.set("lost")
         async with on.worker(defect=defect) as worker:
             await on.send(6)
@@ -349,53 +372,45 @@ async def killed_behind_a_failure(broker: Broker, folder: Path, seed: int, defec
         return f"{len(on.expected)} events exactly once"
 
 
-async def trips_go_on(broker: Broker, folder: Path, seed: int) -> str:
+async def trips_go_on(server: Server, broker: Broker, folder: Path, seed: int) -> str:
     """A roll-out trips while ClickHouse hangs, and the archive is stuck before, at and after it."""
-    server = Server(folder / "clickhouse")
-    await asyncio.to_thread(server.start)
-    try:
-        variables = {**SETTINGS, "KLAXON_CLICKHOUSE_DSN": server.dsn}
-        async with stack(broker, folder, variables=variables) as on:
-            workers = {kind: on.worker(kind) for kind in ("measure", "pair", "gate", "archive")}
-            for worker in workers.values():
-                await worker.start()
-            await workers["gate"].until_log("gating partition 3: taken", timeout_s=PATIENCE_S)
-            await workers["archive"].until_log("going on at", timeout_s=PATIENCE_S)
-            server.set("hang")
-            traffic = Traffic(seed, "everywhere", seconds=6.0)
-            await on.start_rollout(traffic)
-            began_us = now_us()
-            await asyncio.gather(on.play(traffic), _until_tripped(on, traffic))
-            tripped_us = next(
-                said["inputs"]["now_us"]
-                for said in on.follower.decisions[traffic.rollout]
-                if said["kind"] == "trip"
-            )
-            hung = server.fired()["hang"]
-            await _until_fired(server, "hang", hung + 1)
-            assert hung >= 1, "the archive was stuck already"
-            assert workers["archive"].log.count("archive: assigned") == 1
-            server.set("up")
-            await on.until_archived(on.log())
-            assert workers["archive"].log.count("archive: assigned") == 1, "it lost its partitions"
-            return (
-                f"tripped {(tripped_us - began_us) / SECOND:.1f} s after its first event while {hung} "
-                "requests hung; archived afterwards"
-            )
-    finally:
-        server.kill()
+    await asyncio.to_thread(server.empty)
+    variables = {**SETTINGS, "KLAXON_CLICKHOUSE_DSN": server.dsn}
+    async with stack(broker, folder, variables=variables) as on:
+        workers = {kind: on.worker(kind) for kind in ("measure", "pair", "gate", "archive")}
+        for worker in workers.values():
+            await worker.start()
+        await workers["gate"].until_log("gating partition 3: taken", timeout_s=PATIENCE_S)
+        await workers["archive"].until_log("going on at", timeout_s=PATIENCE_S)
+        server.set("hang")
+        traffic = Traffic(seed, "everywhere", seconds=6.0)
+        await on.start_rollout(traffic)
+        began_us = now_us()
+        await asyncio.gather(on.play(traffic), on.follower.until(lambda: _trips(on, traffic) != [], "a trip"))
+        (tripped_us,) = _trips(on, traffic)
+        hung = server.fired()["hang"]
+        assert hung >= 1, "the archive was not stuck yet"
+        await _until_fired(server, "hang", hung + 1)
+        server.set("up")
+        await on.until_archived(on.log())
+        assert workers["archive"].log.count("archive: assigned") == 1, "it lost its partitions"
+        return (
+            f"tripped {(tripped_us - began_us) / SECOND:.1f} s after its first event while {hung} "
+            "requests hung; archived afterwards"
+        )
 
 
-async def _until_tripped(on: object, traffic: Traffic) -> None:
-    follower = on.follower  # type: ignore[attr-defined]
-    await follower.until(
-        lambda: any(said["kind"] == "trip" for said in follower.decisions.get(traffic.rollout, ())), "a trip"
-    )
+def _trips(on: Stack, traffic: Traffic) -> list[int]:
+    """When the roll-out tripped, in µs."""
+    decisions = on.follower.decisions.get(traffic.rollout, [])
+    return [said["inputs"]["now_us"] for said in decisions if said["kind"] == "trip"]
 
 
-async def hour_away(broker: Broker, folder: Path, seed: int, events: int = HOUR_OF_EVENTS) -> str:
+async def hour_away(
+    server: Server, broker: Broker, folder: Path, seed: int, events: int = HOUR_OF_EVENTS
+) -> str:
     """ClickHouse is away while an hour's events come (in compressed time: only their number counts)."""
-    async with archiving(broker, folder, seed) as on, on.worker() as worker:
+    async with archiving(server, broker, folder, seed) as on, on.worker() as worker:
         await on.send(2)
         await on.until_committed(worker)
         on.server.kill()
@@ -427,13 +442,14 @@ async def _shows_lag(on: Archiving, worker: Worker, records: int) -> bool:
     return behind >= records * 0.9
 
 
-async def retention_alert(broker: Broker, folder: Path, seed: int, retention_s: int = 60) -> str:
+async def retention_alert(
+    server: Server, broker: Broker, folder: Path, seed: int, retention_s: int = 60
+) -> str:
     """An operator hears of it while the records still stand."""
-    async with archiving(broker, folder, seed) as on:
+    async with archiving(server, broker, folder, seed) as on:
         await _keep_for(broker, Topic.REQUESTS, retention_s)
         async with on.worker() as worker:
-            await on.send(2)
-            await on.until_committed(worker)
+            await worker.until_log("going on at")  # records do not wait for its start
             on.server.set("hang")
             began_s = time.monotonic()
             await on.send(4)
@@ -447,6 +463,7 @@ async def retention_alert(broker: Broker, folder: Path, seed: int, retention_s: 
             )
             assert 0 < gauges[place]["retention_left_us"] < retention_s * SECOND / 2
             assert gauges[place]["deleted_records"] == 0, "said in time"
+            await _keep_for(broker, Topic.REQUESTS, 3_600)  # as it says: a slow machine loses nothing here
             on.server.set("up")
             await on.until_committed(worker)
             await eventually(lambda: _at_ease(worker))
@@ -479,37 +496,30 @@ async def _keep_for(broker: Broker, topic: Topic, seconds: int) -> None:
         await admin.close()
 
 
-async def full_disk(broker: Broker, folder: Path, seed: int) -> str:
-    """The engine's disk is full for a while; then there is room again."""
+async def full_disk(_server: Server, broker: Broker, folder: Path, seed: int) -> str:
+    """The engine's disk is full for a while; then there is room again. A server of its own, on that disk."""
     with small_disk(folder / "disk", 200 << 20) as disk:
-        await fresh_topics(broker)
         server = Server(disk / "clickhouse")
-        await asyncio.to_thread(server.start)
-        producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all", linger_ms=5)
-        await producer.start()
-        on = Archiving(broker, folder, server, producer, random.Random(seed))
         ballast = disk / "ballast"
         try:
-            await asyncio.to_thread(_migrate, server.dsn)
-            async with on.worker() as worker:
+            async with archiving(server, broker, folder, seed) as on, on.worker() as worker:
                 await on.send(4)
                 await on.until_committed(worker)
                 _fill(ballast)
                 await on.send(30)
                 await worker.until_log("trying again")
                 line = next(each for each in reversed(worker.log.splitlines()) if "trying again" in each)
-                await asyncio.sleep(3)  # some more attempts on the full disk
+                await worker.until_log("trying again")  # and again, on the full disk
                 ballast.unlink()
                 if server.dead:
                     await asyncio.to_thread(server.start)
                 await on.until_committed(worker)
                 assert worker.log.count("archive: assigned") == 1, "it lost its partitions"
                 assert await worker.stop() == 0
-            findings = await on.judged()
+                findings = await on.judged()
             assert not findings, "\n".join(findings)
             return f"{len(on.expected)} events exactly once; said: {line.partition('WARNING ')[2][:200]}"
         finally:
-            await producer.stop()
             server.kill()
 
 
@@ -520,7 +530,7 @@ def _fill(path: Path) -> None:
             ballast.write(bytes(1 << 14))
 
 
-Scenario = Callable[[Broker, Path, int], Awaitable[str]]
+Scenario = Callable[[Server, Broker, Path, int], Awaitable[str]]
 SCENARIOS: Final[Mapping[str, Scenario]] = {
     "broken_answers": broken_answers,
     "killed_meanwhile": killed_meanwhile,
@@ -534,12 +544,17 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
 
 async def _all(names: Sequence[str], broker: Broker, folder: Path, seed: int) -> int:
     failed = 0
-    for name in names:
-        try:
-            print(f"{name}: {await SCENARIOS[name](broker, folder / name, seed)} (seed {seed})", flush=True)
-        except AssertionError as error:
-            failed += 1
-            print(f"{name}: FAILED (seed {seed}): {error}", flush=True)
+    server = Server(folder / "clickhouse")
+    try:
+        for name in names:
+            try:
+                found = await SCENARIOS[name](server, broker, folder / name, seed)
+                print(f"{name}: {found} (seed {seed})", flush=True)
+            except AssertionError as error:
+                failed += 1
+                print(f"{name}: FAILED (seed {seed}): {error}", flush=True)
+    finally:
+        server.kill()
     return failed
 
 
