@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from schemas import columnar_codec, json_codec
 from schemas.columns import Rejected
+from schemas.wire_columns import read_number
 from tests.faults import readers as readers_module
 from tests.faults.fuzz import fuzz, inputs
 from tests.faults.readers import check_rejected, readers
@@ -45,8 +46,8 @@ def test_an_input_follows_from_its_seed_and_number() -> None:
     assert {number: one[number] for number in two} == two
 
 
-def _not_at_all(*_: Any) -> list[Any]:
-    return []
+def _within_no_limits(column: Any, blob: bytes, n: int) -> Any:
+    return read_number(column, blob, n)[0], ()
 
 
 def _as_they_are(ids: Any, logprobs: Any, *_: Any) -> Any:
@@ -60,7 +61,7 @@ def _all_readable(columns: Any) -> Any:
 @pytest.mark.parametrize(
     ("module", "name", "without", "found_in"),
     [
-        (columnar_codec, "_first_in_row", _not_at_all, "klaxon.requests columns"),
+        (columnar_codec, "read_number", _within_no_limits, "klaxon.requests columns"),
         (columnar_codec, "blank_infinite", _as_they_are, "klaxon.logits columns"),
         (columnar_codec, "_read_extras", lambda extras, *_: extras, "klaxon.requests columns"),
         (json_codec, "logit_shape_error", lambda _: None, "klaxon.logits json"),
