@@ -48,6 +48,9 @@ EMBEDDED_SCHEME: Final = "chdb"
 EMBEDDED_MEMORY_BYTES: Final = 2 << 30
 CONNECT_TIMEOUT_S: Final = 5
 ANSWER_TIMEOUT_S: Final = 120
+MOST_IDLE: Final = 256
+"""Connections that are kept for the next insert: as many as the archive has threads; more would be thrown
+away after each answer, with a line in the log."""
 UNKNOWN_DATABASE: Final = 81
 UNKNOWN_TABLE: Final = 60
 
@@ -114,7 +117,7 @@ class WatchedPool(PoolManager):
     """
 
     def __init__(self) -> None:
-        super().__init__(**get_pool_manager_options())
+        super().__init__(**get_pool_manager_options(maxsize=MOST_IDLE))
         self._thread = threading.local()
         self._sockets: WeakSet[socket.socket] = WeakSet()
         register = self._sockets.add
