@@ -6,6 +6,8 @@
 #   kafka.sh start FOLDER [PORT]  format FOLDER when it is new, start, wait until ready; prints host:port
 #   kafka.sh stop FOLDER          stop that broker (SIGTERM, then SIGKILL after 20 s)
 #   kafka.sh kill FOLDER          SIGKILL that broker
+#   kafka.sh guard FOLDER…        wait for the end of standard input, then kill what runs in these folders: whoever
+#                                 holds its other end may die as it will, and leaves no broker behind
 #   kafka.sh cluster FOLDER N     format N members of one cluster in FOLDER/1 to FOLDER/N; starts none. Each is
 #                                 then started, stopped and killed like a single broker, the first time together:
 #                                 ready means that most of them are there
@@ -124,8 +126,9 @@ PROPERTIES
   echo "-Xmx256m -XX:+UseSerialGC -XX:TieredStopAtLevel=1" >"$folder/jvm.options"
 }
 
+# Formatted once, by Kafka: the members differ in their names alone.
 cluster() {
-  local folder members=$2 ports voters="" cluster_id
+  local folder members=$2 ports voters=""
   need java "17 or newer"
   collect_jars
   mkdir -p "$1"
@@ -134,12 +137,23 @@ cluster() {
   for ((id = 1; id <= members; id++)); do
     voters+="${voters:+,}$id@127.0.0.1:${ports[4 * id - 1]}"
   done
-  cluster_id=$(run_java kafka.tools.StorageTool random-uuid)
   for ((id = 1; id <= members; id++)); do
     write_member "$folder/$id" "$id" "$voters" "${ports[@]:4 * id - 4:4}"
-    format "$folder/$id" "$cluster_id" &
   done
-  wait
+  format "$folder/1"
+  for ((id = 2; id <= members; id++)); do
+    cp -r "$folder/1/data" "$folder/$id/data"
+    sed -i.1 "s/^node.id=.*/node.id=$id/; s/^directory.id=.*/directory.id=$(random_id)/" \
+      "$folder/$id/data/meta.properties"
+    rm "$folder/$id/data/meta.properties.1"
+  done
+}
+
+# As Kafka makes them: 16 bytes, in the base64 of URLs. None begins with "-".
+random_id() {
+  local id
+  id=$(head -c 16 /dev/urandom | base64 | tr '+/' '-_' | tr -d '=')
+  echo "K${id:1}"
 }
 
 compile_clock() {
@@ -156,8 +170,8 @@ run_java() {
 }
 
 format() {
-  local folder=$1 cluster_id=$2
-  run_java kafka.tools.StorageTool format -t "$cluster_id" -c "$folder/server.properties" >"$folder/format.log" 2>&1 ||
+  local folder=$1
+  run_java kafka.tools.StorageTool format -t "$(random_id)" -c "$folder/server.properties" >"$folder/format.log" 2>&1 ||
     fail "cannot format $folder/data; see $folder/format.log"
 }
 
@@ -174,7 +188,7 @@ start() {
   is_running "$folder" && fail "a broker already runs in $folder (process $(<"$folder/broker.pid"))"
   if [[ ! -f "$folder/server.properties" ]]; then
     write_properties "$folder" "${2:-$(free_ports 1)}"
-    format "$folder" "$(run_java kafka.tools.StorageTool random-uuid)"
+    format "$folder"
   fi
   port=$(sed -n 's/^advertised.listeners=.*:\([0-9]*\)$/\1/p' "$folder/server.properties")
   : >"$folder/broker.log"
@@ -217,11 +231,19 @@ kill_at_once() {
   rm -f "$1/broker.pid"
 }
 
+guard() {
+  cat >/dev/null
+  for folder in "$@"; do
+    kill_at_once "$folder"
+  done
+}
+
 case "${1:-}" in
   jars) collect_jars && echo "$jars" ;;
   start) start "${2:?usage: kafka.sh start FOLDER [PORT]}" "${3:-}" ;;
   stop) stop "${2:?usage: kafka.sh stop FOLDER}" ;;
   kill) kill_at_once "${2:?usage: kafka.sh kill FOLDER}" ;;
+  guard) guard "${@:2}" ;;
   cluster) cluster "${2:?usage: kafka.sh cluster FOLDER N}" "${3:?usage: kafka.sh cluster FOLDER N}" ;;
-  *) sed -n '2,18s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 2 ;;
+  *) sed -n '2,20s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 2 ;;
 esac

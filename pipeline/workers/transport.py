@@ -38,6 +38,9 @@ BUFFERED_RECORDS: Final = 128
 FETCH_BYTES: Final = 4 << 20
 REQUEST_TIMEOUT_S: Final = 40.0
 LINGER_S: Final = 0.01
+METADATA_AGE_MS: Final = 5_000
+"""How long a partition without a commit may go unread after its leader has moved: aiokafka asks the old
+leader for its first offset again and again, and learns of another at this age alone (its own: 5 min)."""
 
 
 class _CommittedReads(AIOKafkaConsumerThread):
@@ -83,6 +86,7 @@ class KlaxonApp(faust.App):
             stream_buffer_maxsize=BUFFERED_RECORDS,
             consumer_max_fetch_size=FETCH_BYTES,
             consumer_auto_offset_reset="latest" if new_groups_start_at_end else "earliest",
+            consumer_metadata_max_age_ms=METADATA_AGE_MS,
             broker_session_timeout=session_s,
             broker_heartbeat_interval=session_s / 5,
             broker_rebalance_timeout=kafka.rebalance_timeout_ms / 1000,

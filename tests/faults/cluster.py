@@ -14,10 +14,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
 from pipeline.config import KafkaConfig
 from tests.conftest import required_or_skip
 from tests.faults.proxy import Proxy, proxy
-from tests.kafka.broker import Broker, broker_of, kafka_sh
+from tests.kafka.broker import Broker, broker_of, kafka_sh, none_left
+from tests.kafka.waiting import eventually
 
 MEMBERS = 3
 SESSION_S = 3.0
@@ -95,6 +99,27 @@ class Cluster:
         """By its broker id, from 1."""
         return self.members[number - 1]
 
+    async def leader(self, place: tuple[str, int]) -> Member:
+        """Who leads a partition; waits for somebody who does."""
+        topic, number = place
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.broker.bootstrap)
+        await admin.start()
+
+        async def led() -> int:
+            try:
+                (said,) = await admin.describe_topics([topic])
+            except KafkaError as error:  # it asked a member that is down: another one next time
+                if not error.retriable:
+                    raise
+                return 0
+            leaders = {each["partition"]: each["leader"] for each in said["partitions"]}
+            return max(leaders.get(number, -1), 0)  # -1: nobody
+
+        try:
+            return self.member(await eventually(led))
+        finally:
+            await admin.close()
+
     @asynccontextmanager
     async def reachable(self) -> AsyncIterator[None]:
         """Clients reach the brokers while the body runs, through a proxy each; those that are down start."""
@@ -145,13 +170,9 @@ def cluster(folder: Path, *, clocks: bool = False) -> Iterator[Cluster]:
             member.clock = folder / f"clock-{member.number}"
             member.set_clock(0)
     made = Cluster(members, broker_of(config))
-    try:
+    with none_left(*(member.folder for member in members)):
         made.heal()
         yield made
-    finally:
-        for member in members:
-            if member.running:
-                member.kill()
 
 
 def _member(folder: Path, number: int) -> Member:

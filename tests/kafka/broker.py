@@ -56,19 +56,30 @@ def apache_kafka(folder: Path) -> Iterator[Broker]:
     for program in ("java", "mvn"):
         if shutil.which(program) is None:
             required_or_skip(f"{program} is not installed: Apache Kafka's jars need Java 17 and Maven 3.8")
-    bootstrap = kafka_sh("start", folder)
-    try:
-        yield broker_of(
-            KafkaConfig(
-                bootstrap=bootstrap,
-                replication=1,
-                partitions=2,
-                session_timeout_ms=6_000,
-                rebalance_timeout_ms=6_000,
+    with none_left(folder):
+        bootstrap = kafka_sh("start", folder)
+        try:
+            yield broker_of(
+                KafkaConfig(
+                    bootstrap=bootstrap,
+                    replication=1,
+                    partitions=2,
+                    session_timeout_ms=6_000,
+                    rebalance_timeout_ms=6_000,
+                )
             )
-        )
-    finally:
-        kafka_sh("stop", folder)
+        finally:
+            kafka_sh("stop", folder)
+
+
+@contextmanager
+def none_left(*folders: Path) -> Iterator[None]:
+    """What brokers run in these folders are killed when the body ends, or this process, however it does."""
+    command = ["bash", str(KAFKA_SH), "guard", *map(str, folders)]
+    # A session of its own: a signal to all processes of the test run does not reach it.
+    # Left in whatever way, `with` ends its input and waits for it.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
+        yield
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
+from aiokafka.consumer.fetcher import Fetcher
 from faust.app.base import App
 from faust.transport.consumer import ThreadDelegateConsumer
 from faust.transport.drivers import aiokafka as driver
@@ -52,6 +53,7 @@ async def test_the_consumer_thread_is_made_by_our_transport_and_reads_committed(
     try:
         assert consumer._isolation_level == "read_committed"
         assert consumer._fetch_max_wait_ms == 37
+        assert consumer._client._metadata_max_age_ms == transport.METADATA_AGE_MS
     finally:
         consumer._closed = True  # never started: nothing to stop
         thread.thread_loop.close()
@@ -62,6 +64,12 @@ def test_faust_still_hard_wires_the_opposite() -> None:
     source = inspect.getsource(driver.AIOKafkaConsumerThread._create_worker_consumer)
     assert 'isolation_level: str = "read_uncommitted"' in source
     assert "fetch_max_wait_ms=1500" in source
+
+
+def test_aiokafka_still_looks_for_no_new_leader_when_the_old_one_knows_no_first_offset() -> None:
+    """Why metadata must be young: elsewhere it asks for new metadata, here it does not."""
+    assert "force_metadata_update" in inspect.getsource(Fetcher._retrieve_offsets)
+    assert "force_metadata_update" not in inspect.getsource(Fetcher._update_fetch_positions)
 
 
 def test_isolation_and_fetch_wait_are_read_when_the_consumer_starts() -> None:
