@@ -152,10 +152,12 @@ class Archiving:
         return {**SETTINGS, "KLAXON_CLICKHOUSE_DSN": self.server.dsn}
 
     def worker(self, fault: str | None = None, defect: str | None = None) -> Worker:
-        """An archive, not started yet."""
+        """An archive, not started yet. One that is to die has a short session: its successor waits."""
         command = (sys.executable, "-m", "tests.faults.bad_archives", defect) if defect else None
+        session = {"KLAXON_KAFKA_SESSION_TIMEOUT_MS": "2000"} if fault else {}
+        environment = {**self.environment, **session}
         return Worker(
-            "archive", self.broker, self.folder, fault=fault, environment=self.environment, command=command
+            "archive", self.broker, self.folder, fault=fault, environment=environment, command=command
         )
 
     async def send(self, records: int, events: int = 5, columnar: bool = False) -> None:
