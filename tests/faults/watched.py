@@ -12,10 +12,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from aiokafka.structs import ConsumerRecord
+
 from schemas.topics import GATING_PARTITIONS, SOURCES
 from tests.kafka.processes import Worker
 from tests.system.findings import Finding
-from tests.system.judge import Log
 from tests.system.stack import Stack
 from tests.system.workload import PARTITIONS
 
@@ -120,13 +121,9 @@ class Ledger:
             if sent.done() and not sent.cancelled() and sent.exception() is None
         ]
 
-    def lost(self, log: Log) -> list[Finding]:
-        """What was acknowledged and does not stand where it was said to be."""
-        there = {
-            (place[0], place[1], record.offset): record.value or b""
-            for place, records in log.records.items()
-            for record in records
-        }
+    def lost(self, records: Iterable[ConsumerRecord[bytes, bytes]]) -> list[Finding]:
+        """What was acknowledged and does not stand where it was said to be, among these records."""
+        there = {(at.topic, at.partition, at.offset): at.value or b"" for at in records}
         return [
             Finding("lost", f"{at.topic}/{at.partition} offset {at.offset}: acknowledged, and not there")
             for value, at in self.acknowledged()
