@@ -347,6 +347,7 @@ async def acks_of_the_leader_alone(of: Cluster) -> Row:
         ledger = Ledger(hasty)
         try:
             await patient.send_and_wait(place[0], b"on all", partition=place[1])
+            await hasty.partitions_for(place[0])  # it knows the leader, and asks no frozen member for it
             for member in followers:
                 member.freeze()
             for _ in range(20):
