@@ -275,14 +275,16 @@ async def _settle(plan: Plan, made: Stage, view: RouterView) -> None:
 
 
 async def _archived(made: Stage, played: Played) -> tuple[Archived, tuple[dict[str, Any], ...]]:
-    """Counts and the table, once ClickHouse holds what was published (or ARCHIVE_TIMEOUT_S is over)."""
+    """Counts and the table, once ClickHouse holds what was published, or no more for ARCHIVE_TIMEOUT_S."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + ARCHIVE_TIMEOUT_S
+    deadline, before = loop.time() + ARCHIVE_TIMEOUT_S, None
     while True:
         made.check()
         counts = await _query(made, COUNTS)
         archive = msgspec.convert(counts[0], Archived, strict=False)
         whole = archive.requests == played.events and archive.pairs == played.pairs + played.controls
+        if archive != before:
+            deadline, before = loop.time() + ARCHIVE_TIMEOUT_S, archive
         if (whole and archive.decisions > 0) or loop.time() > deadline:
             return archive, tuple(await _query(made, WORST))
         await asyncio.sleep(0.5)
