@@ -20,7 +20,13 @@ from tests.faults.brokers import (
 from tests.faults.cluster import Cluster, cluster, no_clocks
 from tests.faults.watched import Row
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.faults,
+    pytest.mark.timeout(900),
+]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,13 @@ import pytest
 from tests.faults import clickhouse
 from tests.kafka.broker import Broker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.faults,
+    pytest.mark.timeout(900),
+]
 
 SEED = 20260717
 

@@ -13,7 +13,13 @@ from tests.faults.rounds import Plan, archive_server, play
 from tests.faults.schedule import PER_WORKER, WORKERS, schedule
 from tests.kafka.broker import Broker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.faults,
+    pytest.mark.timeout(1800),
+]
 
 SEED = int(os.environ.get("SEED", "20260717"))
 

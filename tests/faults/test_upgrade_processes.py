@@ -34,7 +34,13 @@ from tests.store.records import final, packed, pair_batch
 from tests.workers.events import answer, encoded, request
 from tests.workers.fleet import QUICK, SEAT, decisions
 
-pytestmark = [pytest.mark.faults, pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.kafka,
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+]
 
 
 async def test_a_record_of_a_later_version_stops_its_worker_and_the_upgraded_one_goes_on(
