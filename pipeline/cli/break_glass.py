@@ -64,6 +64,6 @@ def _replace(path: Path, content: DirectiveFile) -> None:
             os.fsync(file.fileno())
             os.fchmod(file.fileno(), 0o644)
         Path(name).replace(target)
-    except BaseException:
+    except BaseException:  # raised again: whatever ended it, no half file stays beside the real one
         Path(name).unlink(missing_ok=True)
         raise
