@@ -6,16 +6,18 @@ anything was taken out.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final, TypeAlias
 
 import numpy as np
 
+from pipeline.core.cell_bytes import Portion
 from pipeline.core.cells import OTHER, OVERFLOW
 from pipeline.core.evidence import Evidence
-from pipeline.core.table import CellTable, Histograms, histogram_keys
-from schemas.buckets import Population, PopulationCells, Second
+from pipeline.core.table import CellTable, Histograms, Runs, histogram_keys
+from schemas.buckets import Population
 from schemas.columns import I8, Bool
 from schemas.events import Arm
 
@@ -23,6 +25,8 @@ CellKey: TypeAlias = tuple[Population | None, str, str]
 
 _NO_ROOM: Final = -1
 """Stands for the column of a cell that found no room in its bucket."""
+_CELLS_AT_ONCE: Final = 1024
+"""Cells encoded together, unless one second has more: a few hundred bytes of memory for each number."""
 _SMALL_KEYS: Final = 1 << 16
 """Keys below it are sorted as 16-bit integers: by radix, in a tenth of the time."""
 
@@ -33,9 +37,12 @@ class Bucket:
 
     table: CellTable
     cells: dict[CellKey, int] = field(default_factory=dict)
-    """Each cell's column of the table, in the order in which the cells were claimed."""
+    """Each cell's column of the table."""
+    members: dict[Population | None, list[int]] = field(default_factory=dict)
+    """The columns of each population's cells; both in the order in which cells were claimed."""
     histograms: Histograms = field(default_factory=Histograms)
     populations: set[Population] = field(default_factory=set)
+    """Those with cells of their own: of the others only the catch-all has some."""
     used: int = 0
     seen: set[Hashable] = field(default_factory=set)
     """Keys of the events counted here, for dropping duplicates."""
@@ -54,8 +61,7 @@ class Bucket:
         if newcomer and population is not None:
             self.populations.add(population)
         self.used += needed
-        column = self.cells[key] = self.table.take()
-        return column
+        return self._take(key)
 
     def overflow(self, population: Population | None) -> int:
         """The column of evidence that found no cell: its population's `other`, or its arm's catch-all."""
@@ -63,27 +69,17 @@ class Bucket:
             population = catch_all(population.arm)
         key: CellKey = (population, OTHER, "")
         column = self.cells.get(key)
-        if column is None:
-            column = self.cells[key] = self.table.take()
+        return self._take(key) if column is None else column
+
+    def _take(self, key: CellKey) -> int:
+        population, dimension, value = key
+        column = self.cells[key] = self.table.take(dimension, value)
+        self.members.setdefault(population, []).append(column)
         return column
 
     def columns(self) -> I8:
         """Of all cells, in order."""
-        return np.fromiter(self.cells.values(), dtype=np.int64, count=len(self.cells))
-
-    def content(self, second: int, chosen: Bool | None = None) -> Second:
-        """Cells in the form that travels, grouped by population, in order; `chosen`: which of them."""
-        keys, columns = list(self.cells), self.columns()
-        if chosen is not None:
-            keys, columns = [keys[at] for at in np.flatnonzero(chosen).tolist()], columns[chosen]
-        cells = self.table.cells([(name, value) for _, name, value in keys], columns, self.histograms)
-        grouped: dict[Population | None, PopulationCells] = {}
-        for (population, _, _), cell in zip(keys, cells, strict=True):
-            held = grouped.get(population)
-            if held is None:
-                held = grouped[population] = PopulationCells(population, [])
-            held.cells.append(cell)
-        return Second(second, list(grouped.values()))
+        return np.fromiter(chain.from_iterable(self.members.values()), dtype=np.int64, count=len(self.cells))
 
 
 def catch_all(arm: Arm) -> Population:
@@ -179,25 +175,33 @@ class Buckets:
             held = present[rows]
             table.add_worst(scores, evidence.ids, rows[held], owners[held])
 
-    def close(self, through: int) -> list[Second]:
+    def close(self, through: int) -> list[Portion]:
         """Take out all seconds up to and including `through`, ascending, in the form that travels."""
-        closed = []
-        for second in sorted(second for second in self._open if second <= through):
-            bucket = self._open.pop(second)
-            closed.append(bucket.content(second))
+        closed = [(second, self._open[second]) for second in sorted(self._open) if second <= through]
+        portions = list(self._portions(closed, changed_only=False))
+        for second, bucket in closed:
             self._table.give_back(bucket.columns())
             self._changed.discard(second)
-        return closed
+            del self._open[second]
+        return portions
 
-    def changed(self) -> list[Second]:
+    def changed(self) -> list[Portion]:
         """Whole cells of open seconds that changed since the last call, seconds ascending."""
-        seconds = []
-        for second in sorted(self._changed):
-            bucket = self._open[second]
-            seconds.append(bucket.content(second, self._table.changed[bucket.columns()]))
+        changed = [(second, self._open[second]) for second in sorted(self._changed)]
+        portions = list(self._portions(changed, changed_only=True))
         self._changed.clear()
         self._table.changed[:] = False
-        return seconds
+        return portions
+
+    def _portions(self, seconds: Sequence[tuple[int, Bucket]], *, changed_only: bool) -> Iterator[Portion]:
+        """Cells of these seconds, by population; many cells at once cost less each."""
+        batch = _Batch(self._table)
+        for second, bucket in seconds:
+            batch.add(second, bucket, changed_only=changed_only)
+            if batch.cells >= _CELLS_AT_ONCE:
+                yield from batch.portions()
+                batch = _Batch(self._table)
+        yield from batch.portions()
 
     @property
     def open_seconds(self) -> int:
@@ -213,6 +217,44 @@ class Buckets:
     def keys_held(self) -> int:
         """Number of event keys held to drop duplicates."""
         return sum(len(bucket.seen) for bucket in self._open.values())
+
+
+class _Batch:
+    """Cells that are encoded together."""
+
+    def __init__(self, table: CellTable) -> None:
+        self._table = table
+        self._members: list[tuple[int, Population | None, int]] = []
+        """Second, population, and how many cells of it follow."""
+        self._columns: list[I8] = []
+        self._runs: list[Runs] = []
+        self.cells = 0
+
+    def add(self, second: int, bucket: Bucket, *, changed_only: bool) -> None:
+        """One second's cells."""
+        columns = bucket.columns()
+        sizes = [len(members) for members in bucket.members.values()]
+        if changed_only:
+            chosen = self._table.changed[columns]
+            ends = np.cumsum(sizes)
+            sizes = np.diff(np.cumsum(chosen)[ends - 1], prepend=0).tolist()
+            columns = columns[chosen]
+        self._members += [
+            (second, population, size) for population, size in zip(bucket.members, sizes, strict=True)
+        ]
+        self._columns.append(columns)
+        self._runs.append(self._table.runs(columns, bucket.histograms))
+        self.cells += len(columns)
+
+    def portions(self) -> Iterator[Portion]:
+        """All of them, in order."""
+        if not self.cells:
+            return
+        made = self._table.cells(np.concatenate(self._columns), self._runs)
+        first = 0
+        for second, population, size in self._members:
+            yield from made.portions(second, population, first, first + size)
+            first += size
 
 
 @dataclass(frozen=True, slots=True)

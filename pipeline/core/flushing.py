@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Final
 
 import msgspec
 
-from pipeline.core.source import ContentSettings
-from schemas.buckets import FinalBuckets, FreshCells, PopulationCells, Second
+from pipeline.core.cell_bytes import Portion, array_head
+from pipeline.core.source import BucketRecord, ContentSettings
+from schemas.buckets import FinalBuckets, FreshCells, Population
 from schemas.topics import MAX_RECORD_BYTES, Topic, gating_partition
 
 VERSION: Final = 1
 _ENVELOPE_BYTES: Final = 2_000
 """More than everything around the seconds of a record takes."""
-_ENTRY_BYTES: Final = 32
-"""More than the array heads and numbers that one more second, population or cell adds around itself."""
+_PORTION_BYTES: Final = 32
+"""More than the array heads and numbers around one more portion."""
 
 
 class Records:
@@ -30,38 +32,38 @@ class Records:
         self._gating_partitions = settings.gating_partitions
         self._settings_hash = settings.hash
         self._limit_bytes = limit_bytes - _ENVELOPE_BYTES
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encode = msgspec.msgpack.Encoder().encode
 
     def finals(
-        self, seconds: Sequence[Second], closed: tuple[int, int], whole_from: int, offset: int
-    ) -> list[FinalBuckets]:
+        self, portions: Sequence[Portion], closed: tuple[int, int], whole_from: int, offset: int
+    ) -> list[BucketRecord]:
         """The statement that `closed` (first, last second) are closed, for every gating partition."""
         records = []
-        for gating, held in enumerate(self._by_gating_partition(seconds)):
-            parts = self._split(held)
-            for part, piece in enumerate(parts):
-                records.append(
-                    FinalBuckets(
-                        v=VERSION,
-                        topic=self._topic,
-                        partition=self._partition,
-                        gating_partition=gating,
-                        closed_from=closed[0],
-                        closed_through=closed[1],
-                        whole_from=whole_from,
-                        offset=offset,
-                        settings_hash=self._settings_hash,
-                        part=part,
-                        parts=len(parts),
-                        seconds=piece,
-                    )
+        for gating, held in enumerate(self._by_gating_partition(portions)):
+            pieces = self._split(held)
+            for part, piece in enumerate(pieces):
+                statement = FinalBuckets(
+                    v=VERSION,
+                    topic=self._topic,
+                    partition=self._partition,
+                    gating_partition=gating,
+                    closed_from=closed[0],
+                    closed_through=closed[1],
+                    whole_from=whole_from,
+                    offset=offset,
+                    settings_hash=self._settings_hash,
+                    part=part,
+                    parts=len(pieces),
+                    seconds=[],
                 )
+                records.append(BucketRecord(gating, self._record(statement, piece)))
         return records
 
-    def fresh(self, seconds: Sequence[Second], whole_from: int, offset: int) -> list[FreshCells]:
+    def fresh(self, portions: Sequence[Portion], whole_from: int, offset: int) -> list[BucketRecord]:
         """Changed cells of open seconds; nothing for a gating partition without any."""
-        return [
-            FreshCells(
+        records: list[BucketRecord] = []
+        for gating, held in enumerate(self._by_gating_partition(portions)):
+            statement = FreshCells(
                 v=VERSION,
                 topic=self._topic,
                 partition=self._partition,
@@ -69,50 +71,53 @@ class Records:
                 offset=offset,
                 whole_from=whole_from,
                 settings_hash=self._settings_hash,
-                seconds=piece,
+                seconds=[],
             )
-            for gating, held in enumerate(self._by_gating_partition(seconds))
-            if held
-            for piece in self._split(held)
-        ]
+            pieces = self._split(held) if held else ()
+            records += (BucketRecord(gating, self._record(statement, piece)) for piece in pieces)
+        return records
 
-    def _by_gating_partition(self, seconds: Sequence[Second]) -> list[list[Second]]:
+    def _by_gating_partition(self, portions: Sequence[Portion]) -> list[list[Portion]]:
         """Populations go to their roll-out's gating partition, telemetry (no population) to every one."""
-        spread: list[list[Second]] = [[] for _ in range(self._gating_partitions)]
-        for second in seconds:
-            contents: list[list[PopulationCells]] = [[] for _ in range(self._gating_partitions)]
-            for cells in second.contents:
-                if cells.population is None:
-                    for held in contents:
-                        held.append(cells)
-                else:
-                    owner = gating_partition(cells.population.rollout, self._gating_partitions)
-                    contents[owner].append(cells)
-            for gating, held in enumerate(contents):
-                if held:
-                    spread[gating].append(Second(second.second, held))
+        spread: list[list[Portion]] = [[] for _ in range(self._gating_partitions)]
+        for portion in portions:
+            if portion.population is None:
+                for held in spread:
+                    held.append(portion)
+            else:
+                spread[gating_partition(portion.population.rollout, self._gating_partitions)].append(portion)
         return spread
 
-    def _split(self, seconds: list[Second]) -> list[list[Second]]:
-        """Pieces that fit a record each; at least one, in order, cut between cells."""
-        if len(self._encoder.encode(seconds)) <= self._limit_bytes:
-            return [seconds]
-        pieces: list[list[Second]] = [[]]
+    def _split(self, portions: Sequence[Portion]) -> list[list[Portion]]:
+        """Pieces that fit a record each; at least one, in order, cut between portions."""
+        pieces: list[list[Portion]] = [[]]
         used = 0
-        for second in seconds:
-            for cells in second.contents:
-                head = len(self._encoder.encode(cells.population)) + 2 * _ENTRY_BYTES
-                for cell in cells.cells:
-                    size = len(self._encoder.encode(cell)) + _ENTRY_BYTES + head
-                    if used and used + size > self._limit_bytes:
-                        pieces.append([])
-                        used = 0
-                    piece = pieces[-1]
-                    if not piece or piece[-1].second != second.second:
-                        piece.append(Second(second.second, []))
-                    contents = piece[-1].contents
-                    if not contents or contents[-1].population != cells.population:
-                        contents.append(PopulationCells(cells.population, []))
-                    contents[-1].cells.append(cell)
-                    used += size
+        for portion in portions:
+            size = len(portion.value) + len(self._encode(portion.population)) + _PORTION_BYTES
+            if used and used + size > self._limit_bytes:
+                pieces.append([])
+                used = 0
+            pieces[-1].append(portion)
+            used += size
         return pieces
+
+    def _record(self, statement: FinalBuckets | FreshCells, portions: Sequence[Portion]) -> bytes:
+        """A statement with these cells as its last element, `seconds`, which is empty so far."""
+        seconds = [(second, list(held)) for second, held in groupby(portions, key=_second)]
+        parts = [self._encode(statement)[: -len(array_head(0))], array_head(len(seconds))]
+        for second, of_second in seconds:
+            contents = [(population, list(held)) for population, held in groupby(of_second, key=_population)]
+            parts += (array_head(2), self._encode(second), array_head(len(contents)))
+            for population, held in contents:
+                cells = array_head(sum(portion.cells for portion in held))
+                parts += (array_head(2), self._encode(population), cells)
+                parts += (portion.value for portion in held)
+        return b"".join(parts)
+
+
+def _second(portion: Portion) -> int:
+    return portion.second
+
+
+def _population(portion: Portion) -> Population | None:
+    return portion.population

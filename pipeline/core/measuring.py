@@ -16,6 +16,7 @@ from pipeline.core.flushing import Records
 from pipeline.core.requests import requests_of
 from pipeline.core.source import (
     EVENT_AHEAD_US,
+    BucketRecord,
     ContentSettings,
     Flush,
     LogPosition,
@@ -23,7 +24,7 @@ from pipeline.core.source import (
     ReportMemory,
 )
 from pipeline.core.texts import joined
-from schemas.buckets import SCORE_ONE, FinalBuckets, Population
+from schemas.buckets import SCORE_ONE, Population
 from schemas.columns import (
     ABSENT,
     I8,
@@ -70,7 +71,7 @@ class MeasureSource:
         self._reports = ReportMemory()
         self._waiting: list[_Read[RequestColumns]] = []
         self._events_waiting = 0
-        self._finals: list[FinalBuckets] = []
+        self._finals: list[BucketRecord] = []
         self._last_offset = -1
 
     @property

@@ -20,13 +20,14 @@ from pipeline.core.source import (
     HALF_BYTES,
     RECORD_BYTES,
     WAITING_BYTES,
+    BucketRecord,
     ContentSettings,
     Flush,
     LogPosition,
     RecordMeta,
     ReportMemory,
 )
-from schemas.buckets import FinalBuckets, Population
+from schemas.buckets import Population
 from schemas.columns import ABSENT, BASELINE, CANARY, CONTROL, Decoded, LogitColumns
 from schemas.events import ARMS
 from schemas.topics import Topic
@@ -69,7 +70,7 @@ class PairSource:
         self._pending: list[Formed] = []
         self._pairs_pending = 0
         self._rows = PairRows()
-        self._finals: list[FinalBuckets] = []
+        self._finals: list[BucketRecord] = []
         self._last_offset = -1
 
     @property

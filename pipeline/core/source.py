@@ -13,7 +13,6 @@ from typing import Final
 
 from pipeline.core.bins import BIN_LAYOUT
 from pipeline.core.evidence import SECOND_US
-from schemas.buckets import FinalBuckets, FreshCells
 from schemas.pairs import PairBatch
 from schemas.topics import GATING_PARTITIONS
 
@@ -84,6 +83,14 @@ class RecordMeta:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketRecord:
+    """An encoded `FinalBuckets` or `FreshCells`, as it is sent."""
+
+    gating_partition: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Flush:
     """What a source has to say since the last flush.
 
@@ -91,8 +98,8 @@ class Flush:
     everything in this and all earlier flushes is acknowledged.
     """
 
-    finals: list[FinalBuckets] = field(default_factory=list)
-    fresh: list[FreshCells] = field(default_factory=list)
+    finals: list[BucketRecord] = field(default_factory=list)
+    fresh: list[BucketRecord] = field(default_factory=list)
     pairs: list[PairBatch] = field(default_factory=list)
     commit: int | None = None
 

@@ -2,19 +2,22 @@
 
 Python objects per cell and quantity cost more than all arithmetic on them. So counters, sums and extremes
 stand in matrices that grow as needed, histograms as sorted (cell, quantity, bin) keys per second, and
-`schemas.buckets.Cell` is made only when a cell travels.
+`schemas.buckets.Cell` is never made: a cell travels as bytes (cell_bytes.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec import Raw
 
 from pipeline.core.bins import KIND_OF_MEASURE, bin_of
+from pipeline.core.cell_bytes import CellBytes, Measured, cell_head
 from pipeline.core.cells import worst_of
-from schemas.buckets import WORST_KEPT, Cell, Distribution
+from schemas.buckets import WORST_KEPT
 from schemas.columns import I8, Bool
 
 _LARGEST: Final = np.iinfo(np.int64).max
@@ -63,21 +66,31 @@ class Histograms:
         self._keys = np.insert(self._keys, at[fresh], found[fresh])
         self._counts = np.insert(self._counts, at[fresh], times[fresh])
 
-    def runs(self, columns: I8, names: Sequence[str]) -> tuple[list[list[int]], list[int], list[int]]:
-        """Where the bins of columns × names stand, the bins, and their counts.
-
-        The run of column i and name j is `bins[edges[i][2j] : edges[i][2j + 1]]`.
-        """
+    def runs(self, columns: I8, names: Sequence[str]) -> Runs:
+        """Where the bins of columns × names stand, the bins, and their counts."""
         self._settle()
         quantities = np.array([_HISTOGRAMS[name] for name in names], dtype=np.int64)
-        low = (columns[:, None] << _CELL_BITS) | (quantities << _BIN_BITS)
-        edges = np.searchsorted(self._keys, np.stack((low, low + _BIN_MASK + 1), axis=2))
-        edges = edges.reshape(len(columns), 2 * len(names))
-        if edges.size == 0:
-            return edges.tolist(), [], []
-        first, last = int(edges.min()), int(edges.max())
+        low = (columns << _CELL_BITS) | (quantities << _BIN_BITS)[:, None]
+        edges = np.searchsorted(self._keys, (low, low + _BIN_MASK + 1))
+        first, last = (int(edges.min()), int(edges.max())) if edges.size else (0, 0)
         bins, counts = self._keys[first:last] & _BIN_MASK, self._counts[first:last]
-        return (edges - first).tolist(), bins.tolist(), counts.tolist()
+        begins, ends = (edges - first).tolist()
+        return Runs(begins, ends, bins.tolist(), counts.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Histograms of some cells: the one of quantity j and cell i is `bins[begins[j][i] : ends[j][i]]`."""
+
+    begins: list[list[int]]
+    ends: list[list[int]]
+    bins: list[int]
+    counts: list[int]
+
+    def lists(self, quantity: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Every cell's bins and counts."""
+        cuts = list(map(slice, self.begins[quantity], self.ends[quantity]))
+        return list(map(self.bins.__getitem__, cuts)), list(map(self.counts.__getitem__, cuts))
 
 
 class CellTable:
@@ -91,6 +104,8 @@ class CellTable:
         self._sum: I8 = np.zeros((0, 0), dtype=np.int64)
         self._least: I8 = np.zeros((0, 0), dtype=np.int64)
         self._greatest: I8 = np.zeros((0, 0), dtype=np.int64)
+        self._heads: list[Raw] = []
+        """How the encoding of each column's cell begins."""
         self._worst: list[list[tuple[int, bytes]]] = []
         """Never changed in place: cells that travel share them."""
         self._enough: I8 = np.zeros(0, dtype=np.int64)
@@ -99,11 +114,13 @@ class CellTable:
         self.changed: Bool = np.zeros(0, dtype=np.bool_)
         """Columns added to since this was last cleared."""
 
-    def take(self) -> int:
+    def take(self, dimension: str, value: str) -> int:
         """A column for a new cell; all zero."""
         if not self._free:
             self._grow()
-        return self._free.pop()
+        column = self._free.pop()
+        self._heads[column] = cell_head(dimension, value)
+        return column
 
     def give_back(self, columns: I8) -> None:
         """These cells are gone."""
@@ -167,53 +184,32 @@ class CellTable:
             if len(kept) == WORST_KEPT:
                 self._enough[column] = kept[-1][0]
 
-    def cells(self, names: Sequence[tuple[str, str]], columns: I8, histograms: Histograms) -> list[Cell]:
+    def cells(self, columns: I8, runs: Sequence[Runs]) -> CellBytes:
         """The form that travels: names in order, zero counters and empty measures left out.
 
-        `names` are (dimension, value) of `columns`.
+        `runs`, one after the other, are the histograms of `columns`.
         """
-        if not names:
-            return []
-        counters = sorted(self._counters)
-        totals = self._totals[:, columns][[self._counters[name] for name in counters]].T.tolist()
-        dimensions, values = zip(*names, strict=True)
-        return list(
-            map(
-                Cell,
-                dimensions,
-                values,
-                [{name: n for name, n in zip(counters, row, strict=True) if n} for row in totals],
-                self._distributions(columns, histograms),
-                [self._worst[column] for column in columns.tolist()],
-            )
+        at = columns.tolist()
+        totals = self._totals.take(columns, axis=1).tolist()
+        sums = (self._count, self._sum, self._least, self._greatest)
+        held = [matrix.take(columns, axis=1).tolist() for matrix in sums]
+        histograms = {name: _joined(runs, number) for number, name in enumerate(self._binned())}
+        return CellBytes(
+            [self._heads[column] for column in at],
+            [(name, totals[self._counters[name]]) for name in sorted(self._counters)],
+            [
+                Measured(name, *(each[at] for each in held), *histograms.get(name, (None, None)))
+                for name, at in sorted(self._measures.items())
+            ],
+            [self._worst[column] for column in at],
         )
 
-    def _distributions(self, columns: I8, histograms: Histograms) -> list[dict[str, Distribution]]:
-        """Every cell's measures by name, in order; `map` and `zip`, for there are thousands a second."""
-        held = [name for name in sorted(self._measures) if self._count[self._measures[name], columns].any()]
-        binned = [name for name in held if name in _HISTOGRAMS]
-        edges, bins, counts = histograms.runs(columns, binned)
-        empty: list[list[int]] = [[]] * len(columns)
-        made: list[Iterable[Distribution]] = []
-        for name in held:
-            at = self._measures[name]
-            bins_of, counts_of = empty, empty
-            if name in _HISTOGRAMS:
-                first = 2 * binned.index(name)
-                runs = [slice(edge[first], edge[first + 1]) for edge in edges]
-                bins_of, counts_of = [bins[run] for run in runs], [counts[run] for run in runs]
-            sums = (self._count, self._sum, self._least, self._greatest)
-            made.append(
-                map(Distribution, *(matrix[at, columns].tolist() for matrix in sums), bins_of, counts_of)
-            )
-        if not held:
-            return [{} for _ in columns]
-        if all(self._count[self._measures[name], columns].all() for name in held):
-            return [dict(zip(held, row, strict=True)) for row in zip(*made, strict=True)]
-        return [
-            {name: each for name, each in zip(held, row, strict=True) if each.count}
-            for row in zip(*made, strict=True)
-        ]
+    def runs(self, columns: I8, histograms: Histograms) -> Runs:
+        """The histograms of these cells of one second."""
+        return histograms.runs(columns, self._binned())
+
+    def _binned(self) -> list[str]:
+        return [name for name in sorted(self._measures) if name in _HISTOGRAMS]
 
     def _counter(self, name: str) -> int:
         at = self._counters.get(name)
@@ -246,8 +242,19 @@ class CellTable:
         self._least, self._greatest = wider(self._least, _LARGEST), wider(self._greatest, _SMALLEST)
         self._enough = wider(self._enough, _SMALLEST)
         self.changed = np.concatenate((self.changed, np.zeros(more, dtype=np.bool_)))
+        self._heads += (Raw() for _ in range(more))
         self._worst += ([] for _ in range(more))
         self._free += range(width + more - 1, width - 1, -1)
+
+
+def _joined(runs: Sequence[Runs], quantity: int) -> tuple[list[list[int]], list[list[int]]]:
+    """One quantity's bins and counts of all cells."""
+    bins, counts = [], []
+    for each in runs:
+        more = each.lists(quantity)
+        bins += more[0]
+        counts += more[1]
+    return bins, counts
 
 
 def histogram_keys(measures: Measures, rows: I8, columns: I8) -> Iterator[tuple[I8, I8]]:

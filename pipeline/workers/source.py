@@ -301,10 +301,10 @@ class SourceWorker:
 def _records_of(place: Partition, flush: Flush) -> Iterator[tuple[Topic, int, bytes]]:
     """Topic, partition and value of everything a flush publishes."""
     for final in flush.finals:
-        yield Topic.BUCKETS, final.gating_partition, msgspec.msgpack.encode(final)
+        yield Topic.BUCKETS, final.gating_partition, final.value
     if flush.finals:
         fault("finals_sent_before_fresh")
     for fresh in flush.fresh:
-        yield Topic.PARTIALS, fresh.gating_partition, msgspec.msgpack.encode(fresh)
+        yield Topic.PARTIALS, fresh.gating_partition, fresh.value
     for pairs in flush.pairs:
         yield Topic.PAIRS, place.partition, msgspec.msgpack.encode(pairs)

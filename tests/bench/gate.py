@@ -27,6 +27,7 @@ from schemas.codec import (
 from schemas.columns import BatchHeader
 from schemas.control import ArmSpec, Command, RolloutSpec
 from schemas.events import Arm, LogitEvent, RequestEvent
+from schemas.records import read_msgpack
 from schemas.topics import COLUMNS, SOURCES, Topic
 from tests.bench.rows import Row, row
 from tests.core.gate.build import settings
@@ -137,10 +138,10 @@ def _one_second(rollouts: int) -> tuple[list[FinalBuckets], list[FreshCells]]:
     finals: list[FinalBuckets] = []
     for source in (measure, pair, telemetry):
         flush: Flush = source.take_flush()
-        fresh += flush.fresh
+        fresh += (read_msgpack(each.value, FreshCells) for each in flush.fresh)
         # A tick after lateness closes the second and no other that holds anything.
         source.read(RecordMeta(1, at_us + CONTENT.lateness_us + 1_000, 0), None)
-        finals += source.take_flush().finals
+        finals += (read_msgpack(each.value, FinalBuckets) for each in source.take_flush().finals)
     return finals, fresh
 
 

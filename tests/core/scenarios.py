@@ -8,22 +8,25 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from pipeline.core.source import ContentSettings, Flush, HoleError, RecordMeta
+from pipeline.core.source import BucketRecord, ContentSettings, Flush, HoleError, RecordMeta
 from schemas import codec
 from schemas.buckets import FinalBuckets, FreshCells
 from schemas.columns import BatchHeader
 from schemas.events import ARMS
 from schemas.pairs import PairBatch
+from schemas.records import read_msgpack
 from schemas.topics import COLUMNS, JSON, TICK, Topic, gating_partition
 from tests import oracle
 
 START_US = 1_700_000_000_000_000
 MS = 1_000
 SECOND = 1_000_000
+
+Read = TypeVar("Read", FinalBuckets, FreshCells)
 
 ANSWERS: tuple[tuple[list[int], list[list[int]], list[list[float]]], ...] = (
     ([5, 9], [[5, 6, 7], [9, 8, 7]], [[-0.1053, -2.9957, -3.9120], [-0.2231, -2.3026, -3.5066]]),
@@ -353,15 +356,28 @@ def live(
 
 def _publish(source: Source, published: Published, before: int | None) -> int | None:
     flush = source.take_flush()
-    # Everything travels as bytes, so that nothing handed out is changed afterwards.
-    published.finals += (_copy(each, FinalBuckets) for each in flush.finals)
-    published.fresh += (_copy(each, FreshCells) for each in flush.fresh)
-    published.pairs += (_copy(each, PairBatch) for each in flush.pairs)
+    published.finals += finals_of(flush)
+    published.fresh += fresh_of(flush)
+    # These travel as bytes, too, so that nothing handed out is changed afterwards.
+    published.pairs += (read_msgpack(msgspec.msgpack.encode(each), PairBatch) for each in flush.pairs)
     return flush.commit if flush.commit is not None else before
 
 
-def _copy(each: Any, kind: type[Any]) -> Any:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(each), type=kind)
+def finals_of(flush: Flush) -> list[FinalBuckets]:
+    """The closed seconds of a flush, as their reader has them."""
+    return [_read(each, FinalBuckets) for each in flush.finals]
+
+
+def fresh_of(flush: Flush) -> list[FreshCells]:
+    """The changed cells of a flush, as their reader has them."""
+    return [_read(each, FreshCells) for each in flush.fresh]
+
+
+def _read(record: BucketRecord, kind: type[Read]) -> Read:
+    found = read_msgpack(record.value, kind)
+    assert msgspec.msgpack.encode(found) == record.value
+    assert found.gating_partition == record.gating_partition
+    return found
 
 
 Contents = dict[int, dict[Any, dict[tuple[str, str], dict[str, Any]]]]

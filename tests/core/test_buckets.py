@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline.core import evidence as ev
 from pipeline.core.bins import bin_of
 from pipeline.core.buckets import Buckets
+from pipeline.core.cell_bytes import Portion
 from pipeline.core.cells import (
     CellSums,
     count_over,
@@ -23,7 +23,11 @@ from pipeline.core.cells import (
     subtract_cells,
 )
 from pipeline.core.evidence import Dimension, Evidence
-from schemas.buckets import Cell, Distribution, Population
+from pipeline.core.flushing import Records
+from pipeline.core.source import ContentSettings
+from schemas.buckets import Cell, Distribution, FinalBuckets, Population, Second
+from schemas.records import read_msgpack
+from schemas.topics import Topic
 
 VALUES = st.lists(st.integers(0, 5_000_000), max_size=30)
 
@@ -110,12 +114,19 @@ def rows(spec: list[tuple[int, str, str]]) -> Evidence:
     )
 
 
-def filled(batches: list[Evidence], capacity: int) -> Any:
+def read(portions: list[Portion]) -> list[Second]:
+    """What a reader of a record with these cells has."""
+    records = Records(Topic.REQUESTS, 0, ContentSettings(gating_partitions=1))
+    (record,) = records.finals(portions, (0, 9), 0, 0)
+    return read_msgpack(record.value, FinalBuckets).seconds
+
+
+def filled(batches: list[Evidence], capacity: int) -> list[Second]:
     """All content after these batches."""
     buckets = Buckets(capacity)
     for batch in batches:
         buckets.add(batch)
-    return buckets.close(10**12)
+    return read(buckets.close(10**12))
 
 
 @given(st.integers(0, 10**6), st.integers(1, 12))
@@ -153,10 +164,10 @@ def test_a_population_without_room_counts_in_its_arms_catch_all() -> None:
 def test_changed_cells_come_once_and_whole() -> None:
     buckets = Buckets(100)
     buckets.add(rows([(5, "a", "x"), (5, "a", "y")]))
-    assert len(buckets.changed()[0].contents[0].cells) == 3
+    assert len(read(buckets.changed())[0].contents[0].cells) == 3
     assert buckets.changed() == []
     buckets.add(rows([(5, "a", "y")]))
-    (second,) = buckets.changed()
+    (second,) = read(buckets.changed())
     assert {c.value: c.counters["requests"] for c in second.contents[0].cells} == {"": 3, "y": 2}
 
 

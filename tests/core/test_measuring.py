@@ -55,7 +55,7 @@ class Log:
     def finals(self) -> Any:
         """Close everything; second (from T on) → population → cell."""
         self.append(T + 60 * S)
-        contents, _ = scenarios.assemble(self.source.take_flush().finals)
+        contents, _ = scenarios.assemble(scenarios.finals_of(self.source.take_flush()))
         return {second - T // S: held for second, held in contents.items()}
 
 
@@ -155,9 +155,9 @@ def test_seconds_before_whole_from_are_never_published() -> None:
     log.append(T + 6 * S, request(pair_id="b", ts_us=T + 5 * S))
     log.append(T + 7 * S, request(pair_id="c", ts_us=T + 6 * S))
     flush = log.source.take_flush()
-    assert {second.second for fresh in flush.fresh for second in fresh.seconds} == {T // S + 6}
+    assert {second.second for fresh in scenarios.fresh_of(flush) for second in fresh.seconds} == {T // S + 6}
     log.append(T + 60 * S)
-    finals = log.source.take_flush().finals
+    finals = scenarios.finals_of(log.source.take_flush())
     assert {(final.closed_from, final.whole_from) for final in finals} == {(T // S + 6, T // S + 6)}
 
 

@@ -53,7 +53,7 @@ class Log:
         self.append(T + 60 * S)
         flush = self.source.take_flush()
         self.pairs += flush.pairs
-        contents, _ = scenarios.assemble(flush.finals)
+        contents, _ = scenarios.assemble(scenarios.finals_of(flush))
         return {second - T // S: held for second, held in contents.items()}
 
     def counters(self) -> Any:

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.core.cell_bytes import Portion
 from pipeline.core.flushing import Records
 from pipeline.core.source import ContentSettings, HoleError, LogPosition, ReportMemory
-from schemas.buckets import Cell, Distribution, Population, PopulationCells, Second
+from schemas.buckets import Cell, Distribution, FinalBuckets, Population
+from schemas.records import read_msgpack
 from schemas.topics import Topic, gating_partition
 
 S = 1_000_000
@@ -140,22 +142,29 @@ def test_the_hash_names_what_shapes_content() -> None:
                 ContentSettings(cells_per_bucket=1).hash}) == 4  # fmt: skip
 
 
-def seconds_of_size(cells: int) -> list[Second]:
-    """Three seconds of two roll-outs with many cells."""
+def portions_of_size(cells: int) -> list[Portion]:
+    """Three seconds of two roll-outs with many cells, ten to a portion."""
     measure = Distribution(100, 10**9, 1, 10**7, list(range(100)), [1] * 100)
     held = [Cell("node", f"node-{n}", {"requests": n}, {"ttft_us": measure}, []) for n in range(cells)]
     populations = [Population(name, 1, "canary", "m") for name in ("chat", "code")]
-    return [Second(s, [PopulationCells(p, list(held)) for p in populations]) for s in (7, 8, 9)]
+    return [
+        Portion(s, p, 10, b"".join(map(msgspec.msgpack.encode, held[at : at + 10])))
+        for s in (7, 8, 9)
+        for p in populations
+        for at in range(0, cells, 10)
+    ]
 
 
 def test_large_finals_are_split_and_numbered() -> None:
     records = Records(Topic.REQUESTS, 3, ContentSettings(), limit_bytes=20_000)
-    finals = records.finals(seconds_of_size(40), (5, 9), 0, 77)
+    made = records.finals(portions_of_size(40), (5, 9), 0, 77)
+    assert all(len(record.value) <= 20_000 for record in made)
+    finals = [read_msgpack(record.value, FinalBuckets) for record in made]
+    assert [final.gating_partition for final in finals] == [record.gating_partition for record in made]
     for gating in range(4):
         parts = [final for final in finals if final.gating_partition == gating]
         assert [final.part for final in parts] == list(range(len(parts)))
         assert {final.parts for final in parts} == {len(parts)}
-        assert all(len(msgspec.msgpack.encode(final)) <= 20_000 for final in parts)
         names = [
             (second.second, cells.population.rollout, cell.value)
             for final in parts
@@ -171,7 +180,7 @@ def test_large_finals_are_split_and_numbered() -> None:
 
 def test_every_gating_partition_hears_of_every_closed_second() -> None:
     records = Records(Topic.REQUESTS, 3, ContentSettings())
-    finals = records.finals([], (5, 9), 4, 77)
+    finals = [read_msgpack(record.value, FinalBuckets) for record in records.finals([], (5, 9), 4, 77)]
     assert [final.gating_partition for final in finals] == [0, 1, 2, 3]
     assert {(f.closed_from, f.closed_through, f.whole_from, f.offset, f.part, f.parts) for f in finals} == {
         (5, 9, 4, 77, 0, 1)
@@ -180,6 +189,6 @@ def test_every_gating_partition_hears_of_every_closed_second() -> None:
 
 def test_large_fresh_cells_are_split_too() -> None:
     records = Records(Topic.REQUESTS, 3, ContentSettings(), limit_bytes=20_000)
-    fresh = records.fresh(seconds_of_size(40), 0, 77)
+    fresh = records.fresh(portions_of_size(40), 0, 77)
     assert len(fresh) > 2
-    assert all(len(msgspec.msgpack.encode(each)) <= 20_000 for each in fresh)
+    assert all(len(record.value) <= 20_000 for record in fresh)

@@ -16,8 +16,10 @@ from pipeline.core.measuring import MeasureSource
 from pipeline.core.pairing import PairSource
 from pipeline.core.source import ContentSettings, RecordMeta
 from pipeline.policy_file import parse_policy
+from schemas.buckets import FinalBuckets, FreshCells
 from schemas.codec import Decoded, logit_columns, request_columns
 from schemas.control import Command, Decision, Directive
+from schemas.records import read_msgpack
 from schemas.topics import Topic, gating_partition
 
 START_US = 1_700_000_000_000_000
@@ -83,10 +85,10 @@ class Offline:
             flush = source.take_flush()
             for final in flush.finals:
                 if final.gating_partition == self.partition:
-                    self.gate.on_final(final)
+                    self.gate.on_final(read_msgpack(final.value, FinalBuckets))
             for fresh in flush.fresh:
                 if fresh.gating_partition == self.partition:
-                    self.gate.on_fresh(fresh)
+                    self.gate.on_fresh(read_msgpack(fresh.value, FreshCells))
         self._obey(self.gate.judge_fresh(self.now_us))
         self._obey(self.gate.judge_complete(self.now_us))
 

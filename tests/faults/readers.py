@@ -87,7 +87,7 @@ def _counted(topic: Topic, decoded: Decoded[Any], size_bytes: int) -> None:
         cell.counters.get(name, 0)
         for each in flush.finals
         if topic is Topic.REQUESTS or each.gating_partition == 0
-        for second in each.seconds
+        for second in read_msgpack(each.value, FinalBuckets).seconds
         for held in second.contents
         for cell in held.cells
         for name in ("requests", "events", "late", "duplicate", "uncounted")
