@@ -17,7 +17,8 @@
 #
 # A member listens for clients on one port and tells them another one (CLIENT in its server.properties): what
 # passes the one to the other can cut or stall it. With KAFKA_CLOCK=FILE its wall clock is shifted by what FILE
-# says (clock.c, compiled beside the jars; needs a C compiler), which may change while it runs.
+# says (clock.c, compiled beside the jars; needs a C compiler), which may change while it runs. KAFKA_JVM: options
+# of Java, besides the heap's size.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -180,7 +181,7 @@ is_running() {
 }
 
 start() {
-  local folder port options=(-Xmx512m) clock=()
+  local folder port options=(-Xmx512m) more=() clock=()
   need java "17 or newer"
   collect_jars
   mkdir -p "$1"
@@ -193,11 +194,12 @@ start() {
   port=$(sed -n 's/^advertised.listeners=.*:\([0-9]*\)$/\1/p' "$folder/server.properties")
   : >"$folder/broker.log"
   [[ -f "$folder/jvm.options" ]] && read -ra options <"$folder/jvm.options"
+  read -ra more <<<"${KAFKA_JVM:-}"
   if [[ -n "${KAFKA_CLOCK:-}" ]]; then
     compile_clock
     clock=("LD_PRELOAD=$clock_library")
   fi
-  nohup env "${clock[@]}" java "${options[@]}" "-Dlog4j2.configurationFile=$here/log4j2.properties" \
+  nohup env "${clock[@]}" java "${options[@]}" "${more[@]}" "-Dlog4j2.configurationFile=$here/log4j2.properties" \
     -cp "$jars/*" kafka.Kafka "$folder/server.properties" >>"$folder/broker.log" 2>&1 </dev/null &
   echo $! >"$folder/broker.pid"
   for ((tenths = 0; tenths < ready_timeout_s * 10; tenths++)); do

@@ -35,7 +35,7 @@ def started_broker(folder: Path) -> Iterator[Broker]:
     """One Apache Kafka. Raises BrokerAbsentError where it does not start."""
     with ExitStack() as exits:
         try:
-            broker = exits.enter_context(apache_kafka(folder))
+            broker = exits.enter_context(apache_kafka(folder, measured=True))
         except RuntimeError as error:
             raise BrokerAbsentError(str(error)) from None
         yield broker

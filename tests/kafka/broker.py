@@ -50,14 +50,21 @@ def broker_of(config: KafkaConfig) -> Broker:
     )
 
 
+SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""A Java that lives for minutes: compiling for hours costs it, and who shares its cores, more than it gains."""
+
+
 @contextmanager
-def apache_kafka(folder: Path) -> Iterator[Broker]:
-    """One broker with its data in `folder`; short sessions. Without Java: skips, in CI fails."""
+def apache_kafka(folder: Path, *, measured: bool = False) -> Iterator[Broker]:
+    """One broker with its data in `folder`; short sessions. Without Java: skips, in CI fails.
+
+    `measured`: its Java runs as it comes, as where speed is measured.
+    """
     for program in ("java", "mvn"):
         if shutil.which(program) is None:
             required_or_skip(f"{program} is not installed: Apache Kafka's jars need Java 17 and Maven 3.8")
     with none_left(folder):
-        bootstrap = kafka_sh("start", folder)
+        bootstrap = kafka_sh("start", folder, {} if measured else {"KAFKA_JVM": SHORT_LIVED})
         try:
             yield broker_of(
                 KafkaConfig(
