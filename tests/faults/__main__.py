@@ -66,6 +66,7 @@ def _played(plans: list[Plan], keep: Path | None) -> list[Round]:
             for plan in plans:
                 (logs := folder / f"round-{plan.number}").mkdir()
                 rounds.append(asyncio.run(play(broker, logs, address, plan)))
+                print(f"round {plan.number}: {Report(rounds[-1:]).said_in_short}", flush=True)
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,10 +47,20 @@ class Report:
             f"false_trips {found['false_trip']} missed_trips {found['missed_trip']}"
         )
 
+    @property
+    def said_in_short(self) -> str:
+        """For one round, as soon as it is played: its seconds and totals, and all that differs."""
+        seconds = sum(round_.seconds for round_ in self.rounds)
+        return "\n  ".join([f"{seconds:.0f} s, {self.last_line}", *self._differences()])
+
     def show(self, console: Console) -> None:
         """Tables, then what differs and how to repeat it; the last line is the caller's."""
         console.print(self._points())
         console.print(self._rounds())
+        for line in self._differences():
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _differences(self) -> Iterator[str]:
         for round_ in self.rounds:
             plan = round_.plan
             wrong = [f"not fired: {each.fault}: {each.why}" for each in round_.outcomes if not each.fired]
@@ -58,8 +68,7 @@ class Report:
             if wrong:
                 again = f"--seed {plan.seed} --first-round {plan.number} --rounds 1"
                 wrong.append(f"repeat it: python -m tests.faults {again}")
-            for line in wrong:
-                console.print(f"round {plan.number}: {line}", markup=False, highlight=False, soft_wrap=True)
+            yield from (f"round {plan.number}: {line}" for line in wrong)
 
     def _points(self) -> Table:
         table = Table(

@@ -51,7 +51,7 @@ def broker_of(config: KafkaConfig) -> Broker:
 
 
 SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""A Java that lives for minutes: compiling for hours costs it, and who shares its cores, more than it gains."""
+"""For a Java that lives for minutes: compiling for hours costs more than it gains."""
 
 
 @contextmanager
