@@ -95,7 +95,7 @@ class FinalBuckets(Struct, array_like=True):
     whole_from: int
     """Seconds before it were not seen whole by this worker and are never published: unknown, never empty."""
     offset: int
-    """Offset of the source read through when these seconds closed."""
+    """Offset of the source read through when the last of these seconds closed: the record that closed it."""
     settings_hash: str
     part: int
     parts: int

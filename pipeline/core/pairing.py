@@ -28,12 +28,13 @@ from pipeline.core.source import (
     ReportMemory,
 )
 from schemas.buckets import Population
-from schemas.columns import ABSENT, BASELINE, CANARY, CONTROL, Decoded, LogitColumns
+from schemas.columns import ABSENT, BASELINE, CANARY, CONTROL, BatchHeader, Decoded, LogitColumns
 from schemas.events import ARMS
 from schemas.topics import Topic
 
 PAIRS_AT_ONCE: Final = 512
-"""Waiting pairs are scored when there are so many, when a second closes, and at every flush."""
+"""Pairs and counts wait until there are so many, or for a flush; so do closed seconds. What something counts
+as, and in which second, is decided where it stands in the log: waiting changes nothing."""
 JOIN_MEMORY: Final = 3
 """What a group decides depends on at most this many join timeouts of the log."""
 
@@ -68,8 +69,9 @@ class PairSource:
         self._formed: dict[GroupKey, dict[int, Pair]] = {}
         """Pairs of open groups by arm, for the paired difference of canary and control."""
         self._pending: list[Formed] = []
-        self._pairs_pending = 0
         self._rows = PairRows()
+        self._stated_through = -1
+        """Newest closed second that was taken out of the buckets."""
         self._finals: list[BucketRecord] = []
         self._last_offset = -1
 
@@ -80,35 +82,40 @@ class PairSource:
 
     def read(self, meta: RecordMeta, decoded: Decoded[LogitColumns] | None) -> None:
         """Take in one record (None: a tick). Ignored if it was read before; raises HoleError (see there)."""
-        before = self._log.closed_through
         if not self._log.advance(meta.offset, meta.append_us, held_bytes(meta, decoded)):
             return
         self._last_offset = meta.offset
         now = (self._log.log_us, self._log.bytes_read)
         for group, ended_us in self._groups.expire(now):
             self._end(group, ended_us)
-        if self._log.closed_through > before:
-            self._close(before)
-        if decoded is None:
-            return
-        if decoded.header is not None and decoded.header.dropped:
-            self._settle()
-            self._buckets.add(reported_drops(decoded.header, self._reports, self._log))
-        self._join(decoded, meta, now)
-        if self._pairs_pending >= PAIRS_AT_ONCE:
+        if decoded is not None:
+            if decoded.header is not None and decoded.header.dropped:
+                self._count_drops(decoded.header)
+            self._join(decoded, meta, now)
+        if len(self._pending) >= PAIRS_AT_ONCE:
             self._settle()
 
     def _settle(self) -> None:
-        """Score what waits and add it to the buckets, in log order."""
-        if not self._pending:
+        """Score what waits, add it to the buckets in log order, and take out the seconds that are closed.
+
+        Whatever waits later is of seconds that are open now.
+        """
+        if self._pending:
+            pending, self._pending = self._pending, []
+            evidence = settle(pending, self._score, self._log.whole_from, self._rows)
+            self._buckets.add(evidence)
+        first, last = max(self._stated_through + 1, self._log.whole_from), self._log.closed_through
+        if last == self._stated_through:
             return
-        pending, self._pending = self._pending, []
-        self._pairs_pending = 0
-        evidence = settle(pending, self._score, self._log.whole_from, self._rows)
-        self._buckets.add(evidence)
+        self._stated_through = last
+        closed = self._buckets.close(last)
+        if first <= last:
+            self._finals += self._records.finals(
+                closed, (first, last), self._log.whole_from, self._log.closing_offset
+            )
 
     def take_flush(self) -> Flush:
-        """Everything new since the last flush; scores what waits."""
+        """Everything new since the last flush; scores and closes what waits."""
         self._settle()
         finals, self._finals = self._finals, []
         rows, self._rows = self._rows, PairRows()
@@ -126,7 +133,7 @@ class PairSource:
             "remembered_groups": self._groups.remembered,
             "oldest_wait_us": self._groups.oldest_wait_us(self._log.log_us),
             "waiting_bytes": self._groups.waiting_bytes(self._log.bytes_read),
-            "pairs_waiting": self._pairs_pending,
+            "pairs_waiting": len(self._pending),
             "open_seconds": self._buckets.open_seconds,
             "cells": self._buckets.cells_held,
             "reports": len(self._reports),
@@ -134,14 +141,6 @@ class PairSource:
             "finals_waiting": len(self._finals),
             "holes": self._log.holes,
         }
-
-    def _close(self, before: int) -> None:
-        self._settle()
-        first, last = max(before + 1, self._log.whole_from), self._log.closed_through
-        closed = self._buckets.close(last)
-        if last < first:
-            return
-        self._finals += self._records.finals(closed, (first, last), self._log.whole_from, self._last_offset)
 
     def _join(self, decoded: Decoded[LogitColumns], meta: RecordMeta, now: Moment) -> None:
         columns = decoded.columns
@@ -215,6 +214,12 @@ class PairSource:
         group.halves.clear()
         self._formed.pop(group.key, None)
 
+    def _count_drops(self, header: BatchHeader) -> None:
+        evidence = reported_drops(header, self._reports, self._log)
+        for population, n in zip(evidence.populations, evidence.totals["dropped"].tolist(), strict=True):
+            if population is not None:
+                self._count(self._log.log_us, population, "dropped", n)
+
     def _count(self, log_us: int, population: Population, name: str, n: int) -> None:
         self._pending.append(Count(log_us // SECOND_US, population, name, n))
 
@@ -229,7 +234,6 @@ class PairSource:
         counted = log_us // SECOND_US if second is None else second
         pair = Pair(group, baseline, other, arm, counted, late, event_us, log_us)
         self._pending.append(pair)
-        self._pairs_pending += 1
         if not group.compares_two:
             return
         formed = self._formed.setdefault(group.key, {})

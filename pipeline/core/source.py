@@ -126,6 +126,8 @@ class LogPosition:
         self.whole_from = 0
         self.closed_through = -1
         """Newest second that nothing can enter any more."""
+        self.closing_offset = -1
+        """Of the record that closed it."""
 
     def advance(self, offset: int, append_us: int, size_bytes: int) -> bool:
         """Take note of a record; False if it was read before. Raises HoleError once per hole."""
@@ -148,7 +150,9 @@ class LogPosition:
             if not self._index or append_us >= self._index[-1][1] + _INDEX_STEP_US:
                 self._index.append((offset, append_us))
             # Strictly past the end of the second plus lateness, so that an event at exactly that time enters.
-            self.closed_through = max(-(-(append_us - self._lateness_us) // SECOND_US) - 2, -1)
+            closed_through = max(-(-(append_us - self._lateness_us) // SECOND_US) - 2, -1)
+            if closed_through > self.closed_through:
+                self.closed_through, self.closing_offset = closed_through, offset
         return True
 
     def accepts(self, second: int) -> bool:

@@ -216,6 +216,41 @@ def test_how_many_are_counted_at_once_changes_nothing(topic: Topic, seed: int) -
     assert said[0] == said[1] == said[2]
 
 
+@examples(10)
+@given(seed=seeds)
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_backlog_without_a_flush_closes_the_same_seconds(topic: Topic, seed: int) -> None:
+    """As one that is flushed here and there, or after every record; and a statement names its record."""
+    (records,) = scenarios.make_log(seed, topic, Shape(prompts_per_s=4, nodes=9, late=0.2), TIGHT)
+    said = []
+    for flush_rate in (0.0, 0.1, 1.0):
+        published = scenarios.live(maker(topic, TIGHT), topic, records, seed, 0, flush_rate)
+        said.append(scenarios.assemble(published.finals))
+        for final in published.finals:
+            through = final.offset + 1
+            before, after = records[: final.offset], records[:through]
+            plain = scenarios.oracle_settings(TIGHT)
+            assert closed_through(before, plain) < final.closed_through == closed_through(after, plain)
+    assert said[0] == said[1] == said[2]
+
+
+@examples(15)
+@given(seed=seeds, at_once=st.integers(1, 40))
+def test_what_waits_is_bounded_without_a_flush(seed: int, at_once: int) -> None:
+    """Pairs, counts and open seconds; a group's end may bring a record's worth at once."""
+    shape = Shape(gap=0.1, loss=0.4)
+    (records,) = scenarios.make_log(seed, Topic.LOGITS, shape, SHORT)
+    source = PairSource(Topic.LOGITS, 0, SHORT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairing, "PAIRS_AT_ONCE", at_once)
+        for record in records:
+            scenarios.feed(source, Topic.LOGITS, record)
+            gauges = source.gauges()
+            assert gauges["pairs_waiting"] < at_once
+            # Of what was added: seconds within lateness, and those an early event or a waiting count is of.
+            assert gauges["open_seconds"] <= 10 + at_once
+
+
 def commit_the_read_position(make: Make) -> Make:
     """Known bad: what was read and flushed is committed, as if nothing were open."""
 
