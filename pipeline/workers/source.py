@@ -35,10 +35,13 @@ log = logging.getLogger("klaxon.source")
 FLUSH_EVERY_S: Final = 0.025
 """Half of the 50 ms within which a changed cell is out; the other half is the broker's."""
 FLUSH_TIMES: Final = 4
-"""A pause is at least so many times as long as a flush computed. Under load many events are then counted at
-once, and a cell that changes all the time is published less often."""
 FLUSH_LATEST_S: Final = 0.1
-"""But no pause is longer."""
+"""A pause is at least so many times as long as a flush computed, but no longer than this. Under load many
+events are then counted at once, and a cell that changes all the time is published less often."""
+BEHIND_TIMES: Final = 9
+BEHIND_LATEST_S: Final = 1.0
+"""The same of a worker that is behind: at most a tenth of its time goes into what it publishes. What waits
+unread is late by more than such a pause."""
 COMMIT_EVERY_S: Final = 1.0
 SILENT_S: Final = 1.0
 """A partition that stands at its end is ticked after this long without a record."""
@@ -98,6 +101,14 @@ class _Seat:
     committed: int = 0
     """A commit never moves back."""
     unacknowledged: list[Awaitable[Any]] = field(default_factory=list)
+    flushed_offset: int = 0
+    """The offset expected next at the last flush."""
+
+
+def pause_s(spent_s: float, *, behind: bool) -> float:
+    """How long to wait after a flush that computed for so long, until the next."""
+    times, latest_s = (BEHIND_TIMES, BEHIND_LATEST_S) if behind else (FLUSH_TIMES, FLUSH_LATEST_S)
+    return min(max(FLUSH_EVERY_S, times * spent_s), latest_s)
 
 
 class SourceWorker:
@@ -197,13 +208,14 @@ class SourceWorker:
         loop = asyncio.get_running_loop()
         while True:
             started_s = loop.time()
-            pause_s = min(max(FLUSH_EVERY_S, FLUSH_TIMES * await self._flush()), FLUSH_LATEST_S)
+            behind = self._is_behind()
+            due_s = started_s + pause_s(await self._flush(), behind=behind)
             if started_s - self._last_commit_s >= COMMIT_EVERY_S:
                 self._last_commit_s = started_s
                 await self._commit()
                 await self._sweep()
                 await self._tick(started_s)
-            await asyncio.sleep(pause_s - (loop.time() - started_s))
+            await asyncio.sleep(due_s - loop.time())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), SILENT_S / 4)
             self._changed.clear()
@@ -216,6 +228,19 @@ class SourceWorker:
             if seat.ticking is not None:
                 seat.ticking.cancel()
         await self._intake.stop()
+
+    def _is_behind(self) -> bool:
+        """Whether more records wait than were read since the last call."""
+        waiting = read = 0
+        for place, seat in self._seats.items():
+            next_offset = seat.source.next_offset
+            if not seat.owned or next_offset is None:
+                continue
+            read += max(next_offset - seat.flushed_offset, 0)
+            seat.flushed_offset = next_offset
+            position = self._link.position(place)
+            waiting += 0 if position is None else max(position.end_offset - next_offset, 0)
+        return waiting > read
 
     async def _flush(self) -> float:
         """Publish what every owned source has to say, and wait until it is acknowledged.

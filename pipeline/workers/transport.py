@@ -38,6 +38,11 @@ BUFFERED_RECORDS: Final = 128
 FETCH_BYTES: Final = 4 << 20
 REQUEST_TIMEOUT_S: Final = 40.0
 LINGER_S: Final = 0.01
+BATCH_BYTES: Final = 1 << 18
+"""What a flush sends to a partition leaves in one request, as far as it fits; aiokafka's own is 16 KiB."""
+COMPRESSION: Final = "snappy"
+"""Of what we publish: 2 ns a byte, to 0.37 of the size. lz4 (at aiokafka's fixed level 9) takes 10 to 40 ns,
+to 0.30; zstd 4 to 7 ns, to 0.26; readers pay the same for each."""
 METADATA_AGE_MS: Final = 5_000
 """How long a partition without a commit may go unread after its leader has moved: aiokafka asks the old
 leader for its first offset again and again, and learns of another at this age alone (its own: 5 min)."""
@@ -94,7 +99,8 @@ class KlaxonApp(faust.App):
             broker_max_poll_interval=YEAR_S,
             producer_request_timeout=REQUEST_TIMEOUT_S,
             producer_linger=LINGER_S,
-            producer_compression_type="lz4",
+            producer_max_batch_size=BATCH_BYTES,
+            producer_compression_type=COMPRESSION,
         )
 
     def connect(
