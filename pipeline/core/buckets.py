@@ -6,7 +6,7 @@ anything was taken out.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, TypeAlias
@@ -15,20 +15,20 @@ import numpy as np
 
 from pipeline.core.cell_bytes import Portion
 from pipeline.core.cells import OTHER, OVERFLOW
+from pipeline.core.claims import Claims, Members, Order, claims_of, grouped
 from pipeline.core.evidence import Evidence
-from pipeline.core.table import CellTable, Histograms, Runs, histogram_keys
+from pipeline.core.histograms import Binned, Histograms, Runs, binned
+from pipeline.core.table import CellTable, Quantities, Worst
 from schemas.buckets import Population
-from schemas.columns import I8, Bool
+from schemas.columns import I8
 from schemas.events import Arm
 
 CellKey: TypeAlias = tuple[Population | None, str, str]
 
 _NO_ROOM: Final = -1
-"""Stands for the column of a cell that found no room in its bucket."""
+"""Stands for the slot of a cell that found no room in its bucket."""
 _CELLS_AT_ONCE: Final = 1024
-"""Cells encoded together, unless one second has more: a few hundred bytes of memory for each number."""
-_SMALL_KEYS: Final = 1 << 16
-"""Keys below it are sorted as 16-bit integers: by radix, in a tenth of the time."""
+"""Cells encoded together, unless one second has more."""
 
 
 @dataclass(slots=True)
@@ -36,23 +36,22 @@ class Bucket:
     """One open second. `used` counts the cells held against the cap."""
 
     table: CellTable
-    cells: dict[CellKey, int] = field(default_factory=dict)
-    """Each cell's column of the table."""
-    members: dict[Population | None, list[int]] = field(default_factory=dict)
-    """The columns of each population's cells; both in the order in which cells were claimed."""
+    cells: dict[Population | None, dict[tuple[str, str], int]] = field(default_factory=dict)
+    """Each cell's slot of the table, by population, dimension and value; both in the order in which they were
+    claimed."""
     histograms: Histograms = field(default_factory=Histograms)
     populations: set[Population] = field(default_factory=set)
-    """Those with cells of their own: of the others only the catch-all has some."""
+    """Those with cells of their own: not those that only have a catch-all."""
     used: int = 0
     seen: set[Hashable] = field(default_factory=set)
     """Keys of the events counted here, for dropping duplicates."""
 
     def place(self, key: CellKey, capacity: int) -> int | None:
-        """The cell's column, taken if there is room for it; None where there is none."""
-        column = self.cells.get(key)
-        if column is not None:
-            return column
-        population, _, _ = key
+        """The cell's slot, taken if there is room for it; None where there is none."""
+        population, dimension, value = key
+        slot = self.cells.get(population, {}).get((dimension, value))
+        if slot is not None:
+            return slot
         # A new population takes two places, so that it always has its own `other`.
         newcomer = population is not None and population not in self.populations
         needed = 2 if newcomer else 1
@@ -61,25 +60,28 @@ class Bucket:
         if newcomer and population is not None:
             self.populations.add(population)
         self.used += needed
-        return self._take(key)
+        return self._take(population, dimension, value)
 
     def overflow(self, population: Population | None) -> int:
-        """The column of evidence that found no cell: its population's `other`, or its arm's catch-all."""
+        """The slot of evidence that found no cell: its population's `other`, or its arm's catch-all."""
         if population is not None and population not in self.populations:
             population = catch_all(population.arm)
-        key: CellKey = (population, OTHER, "")
-        column = self.cells.get(key)
-        return self._take(key) if column is None else column
+        slot = self.cells.get(population, {}).get((OTHER, ""))
+        return self._take(population, OTHER, "") if slot is None else slot
 
-    def _take(self, key: CellKey) -> int:
-        population, dimension, value = key
-        column = self.cells[key] = self.table.take(dimension, value)
-        self.members.setdefault(population, []).append(column)
-        return column
+    def _take(self, population: Population | None, dimension: str, value: str) -> int:
+        cells = self.cells.setdefault(population, {})
+        slot = cells[dimension, value] = self.table.take(dimension, value)
+        return slot
 
-    def columns(self) -> I8:
+    def slots(self) -> I8:
         """Of all cells, in order."""
-        return np.fromiter(chain.from_iterable(self.members.values()), dtype=np.int64, count=len(self.cells))
+        held = chain.from_iterable(cells.values() for cells in self.cells.values())
+        return np.fromiter(held, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """Number of cells."""
+        return sum(map(len, self.cells.values()))
 
 
 def catch_all(arm: Arm) -> Population:
@@ -108,47 +110,51 @@ class Buckets:
         """Add rows, all of open seconds, in log order."""
         if evidence.n == 0:
             return
-        claims = _claims(evidence)
-        self._changed.update(claims.seconds)
-        columns = self._place(evidence, claims)
+        rows = _Rows(evidence)
+        claims = claims_of(evidence, rows.order)
+        slots = self._place(evidence, claims)
         totals = {name: counts for name, counts in evidence.totals.items() if counts.any()}
-        homes = claims.homes(columns, evidence.n) if totals else None
-        lost = columns == _NO_ROOM
+        homes = claims.homes(slots, evidence.n, _NO_ROOM) if totals else None
+        lost = slots == _NO_ROOM
         if lost.any():
-            rows, times = np.unique(claims.only(lost).rows, return_counts=True)
-            others = self._overflow_columns(evidence, rows)
+            without_room, times = np.unique(claims.members.only(lost).rows, return_counts=True)
+            others = self._overflow_slots(evidence, without_room)
             self._table.add_counts(OVERFLOW, times, others)
             if homes is not None:
-                unhoused = homes[rows] == _NO_ROOM
-                homes[rows[unhoused]] = others[unhoused]
-            self._add(evidence, *_grouped(rows, others))
-            claims, columns = claims.only(~lost), columns[~lost]
-        self._add(evidence, claims.rows, claims.starts, columns)
+                unhoused = homes[without_room] == _NO_ROOM
+                homes[without_room[unhoused]] = others[unhoused]
+            self._add(rows, *rows.by_slot(without_room, others))
+            claims, slots = claims.only(~lost), slots[~lost]
+        self._add(rows, claims.members, slots)
         for name, counts in totals.items():
             assert homes is not None
             held = np.flatnonzero((counts != 0) & (homes != _NO_ROOM))
             self._table.add_counts(name, counts[held], homes[held])
 
-    def _place(self, evidence: Evidence, claims: _Claims) -> I8:
-        """Every claim's column, taken in log order: by first row, within a row by dimension."""
-        order = np.lexsort((claims.dimension, claims.rows[claims.starts]))
-        columns = np.empty(len(order), dtype=np.int64)
-        wanted = zip(
-            order.tolist(),
-            evidence.second[claims.rows[claims.starts[order]]].tolist(),
-            claims.population[order].tolist(),
-            claims.dimension[order].tolist(),
-            claims.code[order].tolist(),
-            strict=True,
+    def _place(self, evidence: Evidence, claims: Claims) -> I8:
+        """Every claim's slot; cells that are new take theirs in log order."""
+        labels = [(each.name, value) for each in evidence.dimensions for value in each.values]
+        wanted = list(
+            zip(claims.second.tolist(), claims.population.tolist(), claims.label.tolist(), strict=True)
         )
-        for at, second, population, number, code in wanted:
-            dimension = evidence.dimensions[number]
-            key = (evidence.populations[population], dimension.name, dimension.values[code])
-            column = self.bucket(second).place(key, self._capacity)
-            columns[at] = _NO_ROOM if column is None else column
-        return columns
+        slots: list[int] = []
+        bucket, cells, at = None, {}, None
+        for second, population, label in wanted:
+            if (second, population) != at:
+                at = second, population
+                bucket = self.bucket(second)
+                cells = bucket.cells.get(evidence.populations[population], {})
+                self._changed.add(second)
+            slots.append(cells.get(labels[label], _NO_ROOM))
+        found = np.array(slots, dtype=np.int64)
+        for claim in claims.in_log_order(np.flatnonzero(found == _NO_ROOM)).tolist():
+            second, population, label = wanted[claim]
+            key = (evidence.populations[population], *labels[label])
+            slot = self.bucket(second).place(key, self._capacity)
+            found[claim] = _NO_ROOM if slot is None else slot
+        return found
 
-    def _overflow_columns(self, evidence: Evidence, rows: I8) -> I8:
+    def _overflow_slots(self, evidence: Evidence, rows: I8) -> I8:
         """Where each of these rows counts, once, however many of its cells found no room."""
         seconds, populations = evidence.second[rows].tolist(), evidence.population[rows].tolist()
         found = [
@@ -157,30 +163,27 @@ class Buckets:
         ]
         return np.array(found, dtype=np.int64)
 
-    def _add(self, evidence: Evidence, rows: I8, starts: I8, columns: I8) -> None:
-        """Add counters, measures and worst rows: `rows[starts[i] : starts[i + 1]]` to `columns[i]`."""
-        if len(rows) == 0:
+    def _add(self, rows: _Rows, members: Members, slots: I8) -> None:
+        """Add counters, measures and worst rows: those of group i to `slots[i]`."""
+        if len(slots) == 0:
             return
-        table = self._table
-        for name, counts in evidence.counters.items():
-            table.add_counts(name, np.add.reduceat(counts[rows], starts), columns)
-        table.add_rows(evidence.measures, rows, starts, columns)
-        owners = np.repeat(columns, np.diff(starts, append=len(rows)))
-        for keys, owning in histogram_keys(evidence.measures, rows, owners):
-            seconds = evidence.second[owning]
-            for second in np.unique(seconds).tolist():
-                self.bucket(second).histograms.add(keys[seconds == second])
-        if evidence.worst is not None and evidence.ids is not None:
-            scores, present = evidence.worst
-            held = present[rows]
-            table.add_worst(scores, evidence.ids, rows[held], owners[held])
+        if len(set(slots.tolist())) < len(slots):
+            # Two names of one cell: populations that are equal, or labels that are alike once joined.
+            members, slots = rows.by_slot(members.rows, np.repeat(slots, members.sizes))
+        self._table.add(rows.quantities, members, slots)
+        if rows.bins is not None:
+            seconds = rows.second[members.rows[members.starts]]
+            for second, keys, times in rows.bins.counts(members, slots, seconds):
+                self.bucket(second).histograms.add(keys, times)
+        if rows.worst is not None:
+            self._table.add_worst(rows.worst, members, slots)
 
     def close(self, through: int) -> list[Portion]:
         """Take out all seconds up to and including `through`, ascending, in the form that travels."""
         closed = [(second, self._open[second]) for second in sorted(self._open) if second <= through]
         portions = list(self._portions(closed, changed_only=False))
         for second, bucket in closed:
-            self._table.give_back(bucket.columns())
+            self._table.give_back(bucket.slots())
             self._changed.discard(second)
             del self._open[second]
         return portions
@@ -193,7 +196,7 @@ class Buckets:
         self._table.changed[:] = False
         return portions
 
-    def _portions(self, seconds: Sequence[tuple[int, Bucket]], *, changed_only: bool) -> Iterator[Portion]:
+    def _portions(self, seconds: Iterable[tuple[int, Bucket]], *, changed_only: bool) -> Iterator[Portion]:
         """Cells of these seconds, by population; many cells at once cost less each."""
         batch = _Batch(self._table)
         for second, bucket in seconds:
@@ -211,12 +214,30 @@ class Buckets:
     @property
     def cells_held(self) -> int:
         """Number of cells in all open seconds."""
-        return sum(len(bucket.cells) for bucket in self._open.values())
+        return sum(map(len, self._open.values()))
 
     @property
     def keys_held(self) -> int:
         """Number of event keys held to drop duplicates."""
         return sum(len(bucket.seen) for bucket in self._open.values())
+
+
+class _Rows:
+    """What rows of evidence add to each of their cells."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.second = evidence.second
+        self.quantities = Quantities(evidence.n, evidence.counters, evidence.measures)
+        self.bins: Binned | None = binned(evidence.measures)
+        self.worst: Worst | None = None
+        self.order = Order.of_log(evidence.n)
+        if evidence.worst is not None and evidence.ids is not None and evidence.worst[1].any():
+            self.worst = Worst(*evidence.worst, evidence.ids)
+            self.order = self.worst.order()
+
+    def by_slot(self, rows: I8, slots: I8) -> tuple[Members, I8]:
+        """Row `rows[i]` belongs to `slots[i]`: rows by slot, and the distinct slots."""
+        return grouped(slots, int(slots.max()) + 1, self.order.places[rows], self.order)
 
 
 class _Batch:
@@ -226,116 +247,31 @@ class _Batch:
         self._table = table
         self._members: list[tuple[int, Population | None, int]] = []
         """Second, population, and how many cells of it follow."""
-        self._columns: list[I8] = []
+        self._slots: list[I8] = []
         self._runs: list[Runs] = []
         self.cells = 0
 
     def add(self, second: int, bucket: Bucket, *, changed_only: bool) -> None:
         """One second's cells."""
-        columns = bucket.columns()
-        sizes = [len(members) for members in bucket.members.values()]
+        slots = bucket.slots()
+        sizes = [len(cells) for cells in bucket.cells.values()]
         if changed_only:
-            chosen = self._table.changed[columns]
-            ends = np.cumsum(sizes)
-            sizes = np.diff(np.cumsum(chosen)[ends - 1], prepend=0).tolist()
-            columns = columns[chosen]
+            chosen = self._table.changed[slots]
+            sizes = np.diff(np.cumsum(chosen)[np.cumsum(sizes) - 1], prepend=0).tolist()
+            slots = slots[chosen]
         self._members += [
-            (second, population, size) for population, size in zip(bucket.members, sizes, strict=True)
+            (second, population, size) for population, size in zip(bucket.cells, sizes, strict=True)
         ]
-        self._columns.append(columns)
-        self._runs.append(self._table.runs(columns, bucket.histograms))
-        self.cells += len(columns)
+        self._slots.append(slots)
+        self._runs.append(bucket.histograms.runs(slots, self._table.binned))
+        self.cells += len(slots)
 
     def portions(self) -> Iterator[Portion]:
         """All of them, in order."""
         if not self.cells:
             return
-        made = self._table.cells(np.concatenate(self._columns), self._runs)
+        made = self._table.cells(np.concatenate(self._slots), self._runs)
         first = 0
         for second, population, size in self._members:
             yield from made.portions(second, population, first, first + size)
             first += size
-
-
-@dataclass(frozen=True, slots=True)
-class _Claims:
-    """Rows × cells, cell by cell: rows `rows[starts[i] : starts[i + 1]]`, ascending, belong to cell i."""
-
-    rows: I8
-    starts: I8
-    population: I8
-    dimension: I8
-    code: I8
-    seconds: list[int]
-    """All there are."""
-
-    @property
-    def _sizes(self) -> I8:
-        return np.diff(self.starts, append=len(self.rows))
-
-    def only(self, cells: Bool) -> _Claims:
-        """Those of some of the cells."""
-        sizes = self._sizes
-        return _Claims(
-            self.rows[np.repeat(cells, sizes)],
-            _starts_of(sizes[cells]),
-            self.population[cells],
-            self.dimension[cells],
-            self.code[cells],
-            self.seconds,
-        )
-
-    def homes(self, columns: I8, n: int) -> I8:
-        """(n,) each row's column in the first dimension, where its totals count; _NO_ROOM for none."""
-        homes = np.full(n, _NO_ROOM, dtype=np.int64)
-        first = np.repeat(self.dimension == 0, self._sizes)
-        homes[self.rows[first]] = np.repeat(columns, self._sizes)[first]
-        return homes
-
-
-def _claims(evidence: Evidence) -> _Claims:
-    """Which rows claim which cells. Cells stand by second, dimension, population and code."""
-    seconds, second_at = np.unique(evidence.second, return_inverse=True)
-    widths = np.array([len(dimension.values) for dimension in evidence.dimensions], dtype=np.int64)
-    begins = _starts_of(widths * len(evidence.populations))
-    per_second = int(widths.sum()) * len(evidence.populations)
-    base = second_at.astype(np.int64) * per_second
-    row_parts, key_parts = [], []
-    for dimension, width, begin in zip(evidence.dimensions, widths.tolist(), begins.tolist(), strict=True):
-        keys = evidence.population * width + base
-        keys += dimension.codes + begin
-        if int(dimension.codes.min()) >= 0:
-            row_parts.append(np.arange(evidence.n))
-        else:
-            rows = np.flatnonzero(dimension.codes >= 0)
-            row_parts.append(rows)
-            keys = keys[rows]
-        key_parts.append(keys)
-    rows, keys = np.concatenate(row_parts), np.concatenate(key_parts)
-    small = per_second * len(seconds) <= _SMALL_KEYS
-    # Stable, and rows ascend within a dimension: so they do within a cell.
-    order = np.argsort(keys.astype(np.uint16) if small else keys, kind="stable")
-    rows, keys = rows[order], keys[order]
-    starts = _starts_of_runs(keys)
-    cells = keys[starts] % per_second
-    number = np.searchsorted(begins, cells, side="right") - 1
-    cells -= begins[number]
-    width = widths[number]
-    return _Claims(rows, starts, cells // width, number, cells % width, seconds.tolist())
-
-
-def _grouped(rows: I8, columns: I8) -> tuple[I8, I8, I8]:
-    """Rows by column, where each column's begin, and the distinct columns."""
-    order = np.argsort(columns, kind="stable")
-    rows, columns = rows[order], columns[order]
-    starts = _starts_of_runs(columns)
-    return rows, starts, columns[starts]
-
-
-def _starts_of(sizes: I8) -> I8:
-    return np.cumsum(sizes) - sizes
-
-
-def _starts_of_runs(values: I8) -> I8:
-    """Where every run of equal values starts."""
-    return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))

@@ -1,250 +1,249 @@
-"""The cells of a source's open seconds as one table of integers, a column per cell.
+"""The cells of a source's open seconds as one table of integers, a row of numbers per cell.
 
-Python objects per cell and quantity cost more than all arithmetic on them. So counters, sums and extremes
-stand in matrices that grow as needed, histograms as sorted (cell, quantity, bin) keys per second, and
-`schemas.buckets.Cell` is never made: a cell travels as bytes (cell_bytes.py).
+Python objects per cell and quantity cost more than all arithmetic on them, and calls on short arrays more
+than their elements. So counters, sums and extremes of all cells stand in three matrices that grow as needed,
+to which many rows are added at once; a cell travels as bytes made from them (cell_bytes.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 from msgspec import Raw
 
-from pipeline.core.bins import KIND_OF_MEASURE, bin_of
 from pipeline.core.cell_bytes import CellBytes, Measured, cell_head
-from pipeline.core.cells import worst_of
+from pipeline.core.claims import Members, Order
+from pipeline.core.histograms import Measures, Runs, keeps_histogram
 from schemas.buckets import WORST_KEPT
 from schemas.columns import I8, Bool
 
 _LARGEST: Final = np.iinfo(np.int64).max
 _SMALLEST: Final = np.iinfo(np.int64).min
 _GROWTH: Final = 256
-"""Columns a table grows by at least."""
-_HISTOGRAMS: Final = {name: number for number, name in enumerate(KIND_OF_MEASURE)}
-_BIN_BITS: Final = 13
-_CELL_BITS: Final = 16
-"""A histogram key is column << 16 | quantity << 13 | bin."""
-_BIN_MASK: Final = (1 << _BIN_BITS) - 1
-_PENDING_KEYS: Final = 1 << 16
-"""Keys that wait to be counted before that is done at once."""
-
-Measures = Mapping[str, tuple[I8, Bool]]
-"""Values by name, and which rows have one."""
+"""Cells a table grows by at least."""
 
 
-class Histograms:
-    """Sparse histograms of one second: sorted distinct keys and how often each came."""
+class Quantities:
+    """Counters and measures of n rows, side by side."""
 
-    def __init__(self) -> None:
-        self._keys: I8 = np.empty(0, dtype=np.int64)
-        self._counts: I8 = np.empty(0, dtype=np.int64)
-        self._pending: list[I8] = []
-        self._pending_keys = 0
+    def __init__(self, n: int, counters: Mapping[str, I8], measures: Measures) -> None:
+        """Measures without any value are left out."""
+        held = {name: each for name, each in measures.items() if each[1].any()}
+        self.counters = tuple(counters)
+        self.measures = tuple(held)
+        values = _matrix([values for values, _ in held.values()], n)
+        present = _matrix([present for _, present in held.values()], n).astype(np.bool_)
+        # Mostly the same rows have all of them.
+        patterns: dict[bytes, int] = {}
+        self._pattern = [patterns.setdefault(row.tobytes(), len(patterns)) for row in present]
+        distinct = [self._pattern.index(number) for number in range(len(patterns))]
+        if present.all():
+            added, self._least, self._greatest = values, values, values
+        else:
+            added = np.where(present, values, 0)
+            self._least = np.where(present, values, _LARGEST)
+            self._greatest = np.where(present, values, _SMALLEST)
+        self._added = np.concatenate((_matrix(list(counters.values()), n), added, present[distinct]))
 
-    def add(self, keys: I8) -> None:
-        """Count every key once more; keys in any order."""
-        self._pending.append(keys)
-        self._pending_keys += len(keys)
-        if self._pending_keys > _PENDING_KEYS:
-            self._settle()
-
-    def _settle(self) -> None:
-        if not self._pending:
-            return
-        found, times = np.unique(np.concatenate(self._pending), return_counts=True)
-        self._pending, self._pending_keys = [], 0
-        at = np.searchsorted(self._keys, found)
-        known = np.zeros(len(found), dtype=np.bool_)
-        inside = at < len(self._keys)
-        known[inside] = self._keys[at[inside]] == found[inside]
-        self._counts[at[known]] += times[known]
-        fresh = ~known
-        self._keys = np.insert(self._keys, at[fresh], found[fresh])
-        self._counts = np.insert(self._counts, at[fresh], times[fresh])
-
-    def runs(self, columns: I8, names: Sequence[str]) -> Runs:
-        """Where the bins of columns × names stand, the bins, and their counts."""
-        self._settle()
-        quantities = np.array([_HISTOGRAMS[name] for name in names], dtype=np.int64)
-        low = (columns << _CELL_BITS) | (quantities << _BIN_BITS)[:, None]
-        edges = np.searchsorted(self._keys, (low, low + _BIN_MASK + 1))
-        first, last = (int(edges.min()), int(edges.max())) if edges.size else (0, 0)
-        bins, counts = self._keys[first:last] & _BIN_MASK, self._counts[first:last]
-        begins, ends = (edges - first).tolist()
-        return Runs(begins, ends, bins.tolist(), counts.tolist())
+    def summed(self, members: Members) -> tuple[I8, I8, I8]:
+        """By group of rows: (…, counters + counts + sums), (…, measures) least and greatest values."""
+        rows, starts = members.rows, members.starts
+        gathered = self._added.take(rows, axis=1)
+        sums = np.add.reduceat(gathered, starts, axis=1)
+        first = len(self.counters)
+        last = first + len(self.measures)
+        counts = sums[last:][self._pattern]
+        added = np.concatenate((sums[:first], counts, sums[first:last])).T
+        if self._least is self._greatest:
+            lowest = highest = gathered[first:last]
+        else:
+            lowest, highest = self._least.take(rows, axis=1), self._greatest.take(rows, axis=1)
+        least = np.minimum.reduceat(lowest, starts, axis=1).T
+        return added, least, np.maximum.reduceat(highest, starts, axis=1).T
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """Histograms of some cells: the one of quantity j and cell i is `bins[begins[j][i] : ends[j][i]]`."""
+class Worst:
+    """What n rows are called, and the score by which cells keep their worst."""
 
-    begins: list[list[int]]
-    ends: list[list[int]]
-    bins: list[int]
-    counts: list[int]
+    def __init__(self, scores: I8, present: Bool, ids: Sequence[bytes]) -> None:
+        """Rows that are not `present` have no score."""
+        self.scores = np.where(present, scores, _SMALLEST)
+        self.present = present
+        self.entries = list(zip(scores.tolist(), ids, strict=True))
 
-    def lists(self, quantity: int) -> tuple[list[list[int]], list[list[int]]]:
-        """Every cell's bins and counts."""
-        cuts = list(map(slice, self.begins[quantity], self.ends[quantity]))
-        return list(map(self.bins.__getitem__, cuts)), list(map(self.counts.__getitem__, cuts))
+    def order(self) -> Order:
+        """Ascending by score, then id; rows without a score first."""
+        rows = np.argsort(self.scores, kind="stable")
+        ranked = self.scores[rows]
+        equal = np.flatnonzero(ranked[1:] == ranked[:-1])
+        equal = equal[self.present[rows[equal]]]
+        if len(equal):
+            # Ids decide among equal scores: runs of them are put in order one by one.
+            begins = equal[np.flatnonzero(np.diff(equal, prepend=-2) > 1)]
+            ends = equal[np.flatnonzero(np.diff(equal, append=len(rows) + 1) > 1)] + 2
+            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+                rows[begin:end] = sorted(rows[begin:end].tolist(), key=self.entries.__getitem__)
+        return Order.by(rows)
 
 
 class CellTable:
-    """One column per cell, of all open seconds of one source. Columns are taken and given back."""
+    """A slot per cell, of all open seconds of one source. Slots are taken and given back."""
 
     def __init__(self) -> None:
+        """No cell yet."""
         self._counters: dict[str, int] = {}
         self._measures: dict[str, int] = {}
-        self._totals: I8 = np.zeros((0, 0), dtype=np.int64)
-        self._count: I8 = np.zeros((0, 0), dtype=np.int64)
-        self._sum: I8 = np.zeros((0, 0), dtype=np.int64)
+        """Names in the order in which they came, and where they stand: a counter in `_added`, a measure's
+        extremes in `_least` and `_greatest`."""
+        self._counts: dict[str, int] = {}
+        self._sums: dict[str, int] = {}
+        """Where a measure's count and sum stand in `_added`."""
+        self._added: I8 = np.zeros((0, 0), dtype=np.int64)
         self._least: I8 = np.zeros((0, 0), dtype=np.int64)
         self._greatest: I8 = np.zeros((0, 0), dtype=np.int64)
         self._heads: list[Raw] = []
-        """How the encoding of each column's cell begins."""
+        """How the encoding of each slot's cell begins."""
         self._worst: list[list[tuple[int, bytes]]] = []
-        """Never changed in place: cells that travel share them."""
+        """Never changed in place."""
         self._enough: I8 = np.zeros(0, dtype=np.int64)
         """Score below which a row is not among the cell's worst: of the last one kept, once all are taken."""
         self._free: list[int] = []
         self.changed: Bool = np.zeros(0, dtype=np.bool_)
-        """Columns added to since this was last cleared."""
+        """Slots added to since this was last cleared."""
 
     def take(self, dimension: str, value: str) -> int:
-        """A column for a new cell; all zero."""
+        """A slot for a new cell; all zero."""
         if not self._free:
             self._grow()
-        column = self._free.pop()
-        self._heads[column] = cell_head(dimension, value)
-        return column
+        slot = self._free.pop()
+        self._heads[slot] = cell_head(dimension, value)
+        return slot
 
-    def give_back(self, columns: I8) -> None:
+    def give_back(self, slots: I8) -> None:
         """These cells are gone."""
-        self._totals[:, columns] = 0
-        self._count[:, columns] = 0
-        self._sum[:, columns] = 0
-        self._least[:, columns] = _LARGEST
-        self._greatest[:, columns] = _SMALLEST
-        self._enough[columns] = _SMALLEST
-        self.changed[columns] = False
-        for column in columns.tolist():
-            self._worst[column] = []
-            self._free.append(column)
+        self._added[slots] = 0
+        self._least[slots] = _LARGEST
+        self._greatest[slots] = _SMALLEST
+        self._enough[slots] = _SMALLEST
+        self.changed[slots] = False
+        for slot in slots.tolist():
+            self._worst[slot] = []
+            self._free.append(slot)
 
-    def add_counts(self, name: str, values: I8, columns: I8) -> None:
-        """Add to one counter; columns may repeat."""
+    def add(self, quantities: Quantities, members: Members, slots: I8) -> None:
+        """Add rows: those of group i to `slots[i]`; slots are distinct."""
+        at = [self._counter(name) for name in quantities.counters]
+        measures = [self._measure(name) for name in quantities.measures]
+        at += [self._counts[name] for name in quantities.measures]
+        at += [self._sums[name] for name in quantities.measures]
+        added, least, greatest = quantities.summed(members)
+        each = slots[:, None]
+        self._added[each, at] += added
+        self._least[each, measures] = np.minimum(self._least[each, measures], least)
+        self._greatest[each, measures] = np.maximum(self._greatest[each, measures], greatest)
+        self.changed[slots] = True
+
+    def add_counts(self, name: str, values: I8, slots: I8) -> None:
+        """Add to one counter; slots may repeat."""
         at = self._counter(name)
-        np.add.at(self._totals[at], columns, values)
-        self.changed[columns] = True
+        np.add.at(self._added[:, at], slots, values)
+        self.changed[slots] = True
 
-    def add_rows(self, measures: Measures, rows: I8, starts: I8, columns: I8) -> None:
-        """Add values of rows: `rows[starts[i] : starts[i + 1]]` to `columns[i]`; columns may repeat."""
-        for name, (values, present) in measures.items():
-            if not present.any():
-                continue
-            at = self._measure(name)
-            if present.all():
-                held = values[rows]
-                lowest = highest = held
-                count = np.diff(starts, append=len(rows))
-            else:
-                has = present[rows]
-                held = np.where(has, values[rows], 0)
-                lowest, highest = np.where(has, held, _LARGEST), np.where(has, held, _SMALLEST)
-                count = np.add.reduceat(has, starts, dtype=np.int64)
-            np.add.at(self._count[at], columns, count)
-            np.add.at(self._sum[at], columns, np.add.reduceat(held, starts))
-            np.minimum.at(self._least[at], columns, np.minimum.reduceat(lowest, starts))
-            np.maximum.at(self._greatest[at], columns, np.maximum.reduceat(highest, starts))
-
-    def add_worst(self, scores: I8, ids: Sequence[bytes], rows: I8, columns: I8) -> None:
-        """Row `rows[i]` is a candidate for the worst of `columns[i]`; columns may repeat."""
-        near = np.flatnonzero(scores[rows] >= self._enough[columns])
-        if len(near) == 0:
-            return
-        near = near[np.lexsort((scores[rows[near]], columns[near]))]
-        rows, columns = rows[near], columns[near]
-        ranked = scores[rows]
-        starts = np.flatnonzero(np.diff(columns, prepend=-1))
-        ends = np.append(starts[1:], len(columns))
-        # Of each column its greatest few, and whatever equals the least of them: ids decide among equals.
-        least = ranked[np.maximum(ends - WORST_KEPT, starts)]
-        chosen = np.flatnonzero(ranked >= np.repeat(least, ends - starts))
-        gathered: dict[int, list[tuple[int, bytes]]] = {}
-        for row, column, score in zip(
-            rows[chosen].tolist(), columns[chosen].tolist(), ranked[chosen].tolist(), strict=True
-        ):
-            gathered.setdefault(column, []).append((score, ids[row]))
-        for column, entries in gathered.items():
-            kept = self._worst[column] = worst_of((*self._worst[column], *entries))
+    def add_worst(self, worst: Worst, members: Members, slots: I8) -> None:
+        """The rows of group i, in the order of `worst`, are candidates for the worst of `slots[i]`."""
+        rows, starts = members.rows, members.starts
+        ends = starts + members.sizes
+        near = np.flatnonzero(worst.present[rows[ends - 1]])
+        near = near[worst.scores[rows[ends[near] - 1]] >= self._enough[slots[near]]]
+        first = np.maximum(starts[near], ends[near] - WORST_KEPT)
+        full, enough = [], []
+        ranked, has = rows.tolist(), worst.present.tolist()
+        for slot, begin, end in zip(slots[near].tolist(), first.tolist(), ends[near].tolist(), strict=True):
+            kept = [worst.entries[row] for row in ranked[begin:end] if has[row]]
+            if held := self._worst[slot]:
+                kept += held
+                kept.sort()
+            kept.reverse()
+            self._worst[slot] = kept = kept[:WORST_KEPT]
             if len(kept) == WORST_KEPT:
-                self._enough[column] = kept[-1][0]
+                full.append(slot)
+                enough.append(kept[-1][0])
+        self._enough[full] = enough
 
-    def cells(self, columns: I8, runs: Sequence[Runs]) -> CellBytes:
+    def cells(self, slots: I8, runs: Sequence[Runs]) -> CellBytes:
         """The form that travels: names in order, zero counters and empty measures left out.
 
-        `runs`, one after the other, are the histograms of `columns`.
+        `runs`, one after the other, are the histograms of `slots`.
         """
-        at = columns.tolist()
-        totals = self._totals.take(columns, axis=1).tolist()
-        sums = (self._count, self._sum, self._least, self._greatest)
-        held = [matrix.take(columns, axis=1).tolist() for matrix in sums]
-        histograms = {name: _joined(runs, number) for number, name in enumerate(self._binned())}
+        added = self._added.take(slots, axis=0).T.tolist()
+        least = self._least.take(slots, axis=0).T.tolist()
+        greatest = self._greatest.take(slots, axis=0).T.tolist()
+        histograms = {name: _joined(runs, number) for number, name in enumerate(self.binned)}
+        held = slots.tolist()
         return CellBytes(
-            [self._heads[column] for column in at],
-            [(name, totals[self._counters[name]]) for name in sorted(self._counters)],
+            [self._heads[slot] for slot in held],
+            [(name, added[at]) for name, at in sorted(self._counters.items())],
             [
-                Measured(name, *(each[at] for each in held), *histograms.get(name, (None, None)))
+                Measured(
+                    name,
+                    added[self._counts[name]],
+                    added[self._sums[name]],
+                    least[at],
+                    greatest[at],
+                    *histograms.get(name, (None, None)),
+                )
                 for name, at in sorted(self._measures.items())
             ],
-            [self._worst[column] for column in at],
+            [self._worst[slot] for slot in held],
         )
 
-    def runs(self, columns: I8, histograms: Histograms) -> Runs:
-        """The histograms of these cells of one second."""
-        return histograms.runs(columns, self._binned())
-
-    def _binned(self) -> list[str]:
-        return [name for name in sorted(self._measures) if name in _HISTOGRAMS]
+    @property
+    def binned(self) -> list[str]:
+        """Measures that keep a histogram, in order."""
+        return [name for name in sorted(self._measures) if keeps_histogram(name)]
 
     def _counter(self, name: str) -> int:
         at = self._counters.get(name)
         if at is None:
-            at = self._counters[name] = len(self._counters)
-            self._totals = np.vstack((self._totals, np.zeros((1, len(self._worst)), dtype=np.int64)))
+            at = self._counters[name] = self._new()
         return at
 
     def _measure(self, name: str) -> int:
         at = self._measures.get(name)
         if at is None:
             at = self._measures[name] = len(self._measures)
-            row = np.zeros((1, len(self._worst)), dtype=np.int64)
-            self._count = np.vstack((self._count, row))
-            self._sum = np.vstack((self._sum, row))
-            self._least = np.vstack((self._least, row + _LARGEST))
-            self._greatest = np.vstack((self._greatest, row + _SMALLEST))
+            self._counts[name], self._sums[name] = self._new(), self._new()
+            column = np.full((len(self._worst), 1), _LARGEST, dtype=np.int64)
+            self._least = np.hstack((self._least, column))
+            self._greatest = np.hstack((self._greatest, np.full_like(column, _SMALLEST)))
         return at
 
+    def _new(self) -> int:
+        self._added = np.hstack((self._added, np.zeros((len(self._worst), 1), dtype=np.int64)))
+        return int(self._added.shape[1]) - 1
+
     def _grow(self) -> None:
-        width = len(self._worst)
-        more = max(width, _GROWTH)
-
-        def wider(matrix: I8, value: int) -> I8:
-            added = np.full((*matrix.shape[:-1], more), value, dtype=np.int64)
-            return np.concatenate((matrix, added), axis=-1)
-
-        self._totals, self._count = wider(self._totals, 0), wider(self._count, 0)
-        self._sum = wider(self._sum, 0)
-        self._least, self._greatest = wider(self._least, _LARGEST), wider(self._greatest, _SMALLEST)
-        self._enough = wider(self._enough, _SMALLEST)
+        size = len(self._worst)
+        more = max(size, _GROWTH)
+        self._added = _longer(self._added, more, 0)
+        self._least = _longer(self._least, more, _LARGEST)
+        self._greatest = _longer(self._greatest, more, _SMALLEST)
+        self._enough = _longer(self._enough, more, _SMALLEST)
         self.changed = np.concatenate((self.changed, np.zeros(more, dtype=np.bool_)))
         self._heads += (Raw() for _ in range(more))
         self._worst += ([] for _ in range(more))
-        self._free += range(width + more - 1, width - 1, -1)
+        self._free += range(size + more - 1, size - 1, -1)
+
+
+def _matrix(rows: Sequence[np.ndarray[tuple[int], np.dtype[Any]]], n: int) -> I8:
+    return np.array(rows, dtype=np.int64).reshape(len(rows), n)
+
+
+def _longer(matrix: I8, more: int, value: int) -> I8:
+    added: I8 = np.full((more, *matrix.shape[1:]), value, dtype=np.int64)
+    return np.concatenate((matrix, added))
 
 
 def _joined(runs: Sequence[Runs], quantity: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -255,21 +254,3 @@ def _joined(runs: Sequence[Runs], quantity: int) -> tuple[list[list[int]], list[
         bins += more[0]
         counts += more[1]
     return bins, counts
-
-
-def histogram_keys(measures: Measures, rows: I8, columns: I8) -> Iterator[tuple[I8, I8]]:
-    """Per quantity with a histogram: keys of those `rows` that have a value, and these rows.
-
-    Row `rows[i]` counts in `columns[i]`.
-    """
-    for name, (values, present) in measures.items():
-        kind = KIND_OF_MEASURE.get(name)
-        if kind is None or not present.any():
-            continue
-        of_rows = bin_of(kind, values) | (_HISTOGRAMS[name] << _BIN_BITS)
-        keys = (columns << _CELL_BITS) | of_rows[rows]
-        if present.all():
-            yield keys, rows
-        else:
-            held = present[rows]
-            yield keys[held], rows[held]

@@ -293,11 +293,11 @@ class RememberingBucket(Bucket):
     names: set[Any]
 
     def place(self, key: Any, capacity: int) -> int | None:
-        if key in self.names and key not in self.cells:
-            self.populations.add(key[0])
-            self.cells[key] = self.table.take()
-        column = super().place(key, capacity)
-        if column is not None:
+        used = self.used
+        column = super().place(key, 1 << 30 if key in self.names else capacity)
+        if key in self.names:
+            self.used = used
+        elif column is not None:
             self.names.add(key)
         return column
 
