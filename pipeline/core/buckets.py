@@ -32,16 +32,23 @@ _CELLS_AT_ONCE: Final = 1024
 
 
 @dataclass(slots=True)
+class Group:
+    """One population's cells in a bucket."""
+
+    cells: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Each cell's slot of the table by dimension and value, in the order in which they were claimed."""
+    has_room: bool = False
+    """Whether it has cells of its own, so that its `other` has a place: not if it is but a catch-all."""
+
+
+@dataclass(slots=True)
 class Bucket:
     """One open second. `used` counts the cells held against the cap."""
 
     table: CellTable
-    cells: dict[Population | None, dict[tuple[str, str], int]] = field(default_factory=dict)
-    """Each cell's slot of the table, by population, dimension and value; both in the order in which they were
-    claimed."""
+    groups: dict[Population | None, Group] = field(default_factory=dict)
+    """By population, in the order in which they were claimed."""
     histograms: Histograms = field(default_factory=Histograms)
-    populations: set[Population] = field(default_factory=set)
-    """Those with cells of their own: not those that only have a catch-all."""
     used: int = 0
     seen: set[Hashable] = field(default_factory=set)
     """Keys of the events counted here, for dropping duplicates."""
@@ -49,39 +56,42 @@ class Bucket:
     def place(self, key: CellKey, capacity: int) -> int | None:
         """The cell's slot, taken if there is room for it; None where there is none."""
         population, dimension, value = key
-        slot = self.cells.get(population, {}).get((dimension, value))
-        if slot is not None:
+        group = self.groups.get(population)
+        if group is not None and (slot := group.cells.get((dimension, value))) is not None:
             return slot
         # A new population takes two places, so that it always has its own `other`.
-        newcomer = population is not None and population not in self.populations
+        newcomer = population is not None and (group is None or not group.has_room)
         needed = 2 if newcomer else 1
         if self.used + needed > capacity:
             return None
-        if newcomer and population is not None:
-            self.populations.add(population)
         self.used += needed
-        return self._take(population, dimension, value)
+        if group is None:
+            group = self.groups[population] = Group()
+        group.has_room = True
+        return self._take(group, dimension, value)
 
     def overflow(self, population: Population | None) -> int:
         """The slot of evidence that found no cell: its population's `other`, or its arm's catch-all."""
-        if population is not None and population not in self.populations:
-            population = catch_all(population.arm)
-        slot = self.cells.get(population, {}).get((OTHER, ""))
-        return self._take(population, OTHER, "") if slot is None else slot
+        group = self.groups.get(population)
+        if population is not None and (group is None or not group.has_room):
+            group = self.groups.setdefault(catch_all(population.arm), Group())
+        elif group is None:
+            group = self.groups[population] = Group()
+        slot = group.cells.get((OTHER, ""))
+        return self._take(group, OTHER, "") if slot is None else slot
 
-    def _take(self, population: Population | None, dimension: str, value: str) -> int:
-        cells = self.cells.setdefault(population, {})
-        slot = cells[dimension, value] = self.table.take(dimension, value)
+    def _take(self, group: Group, dimension: str, value: str) -> int:
+        slot = group.cells[dimension, value] = self.table.take(dimension, value)
         return slot
 
     def slots(self) -> I8:
         """Of all cells, in order."""
-        held = chain.from_iterable(cells.values() for cells in self.cells.values())
+        held = chain.from_iterable(group.cells.values() for group in self.groups.values())
         return np.fromiter(held, dtype=np.int64)
 
     def __len__(self) -> int:
         """Number of cells."""
-        return sum(map(len, self.cells.values()))
+        return sum(len(group.cells) for group in self.groups.values())
 
 
 def catch_all(arm: Arm) -> Population:
@@ -138,12 +148,13 @@ class Buckets:
             zip(claims.second.tolist(), claims.population.tolist(), claims.label.tolist(), strict=True)
         )
         slots: list[int] = []
-        bucket, cells, at = None, {}, None
+        at: tuple[int, int] | None = None
+        cells: dict[tuple[str, str], int] = {}
         for second, population, label in wanted:
             if (second, population) != at:
                 at = second, population
-                bucket = self.bucket(second)
-                cells = bucket.cells.get(evidence.populations[population], {})
+                group = self.bucket(second).groups.get(evidence.populations[population])
+                cells = group.cells if group is not None else {}
                 self._changed.add(second)
             slots.append(cells.get(labels[label], _NO_ROOM))
         found = np.array(slots, dtype=np.int64)
@@ -254,13 +265,13 @@ class _Batch:
     def add(self, second: int, bucket: Bucket, *, changed_only: bool) -> None:
         """One second's cells."""
         slots = bucket.slots()
-        sizes = [len(cells) for cells in bucket.cells.values()]
+        sizes = [len(group.cells) for group in bucket.groups.values()]
         if changed_only:
             chosen = self._table.changed[slots]
             sizes = np.diff(np.cumsum(chosen)[np.cumsum(sizes) - 1], prepend=0).tolist()
             slots = slots[chosen]
         self._members += [
-            (second, population, size) for population, size in zip(bucket.cells, sizes, strict=True)
+            (second, population, size) for population, size in zip(bucket.groups, sizes, strict=True)
         ]
         self._slots.append(slots)
         self._runs.append(bucket.histograms.runs(slots, self._table.binned))

@@ -67,21 +67,24 @@ class Binned:
 
 def binned(measures: Measures) -> Binned | None:
     """The bins of all quantities that keep a histogram; None without a value."""
-    held = [
-        np.where(present, bin_of(KIND_OF_MEASURE[name], values) | (_QUANTITIES[name] << _BIN_BITS), _CODES)
-        for name, (values, present) in measures.items()
-        if name in _QUANTITIES and present.any()
-    ]
+    held = [name for name in measures if name in _QUANTITIES and measures[name][1].any()]
     if not held:
         return None
-    codes = np.array(held)
-    came = np.zeros(_CODES + 1, dtype=np.bool_)
-    came[codes] = True
-    distinct = np.flatnonzero(came[:_CODES])
-    at = np.empty(_CODES + 1, dtype=np.int64)
-    at[distinct] = np.arange(len(distinct))
-    at[_CODES] = len(distinct)
-    return Binned(distinct, at[codes])
+    codes = np.empty((len(held), len(measures[held[0]][0])), dtype=np.int64)
+    for kind in {KIND_OF_MEASURE[name] for name in held}:
+        at = [number for number, name in enumerate(held) if KIND_OF_MEASURE[name] == kind]
+        codes[at] = bin_of(kind, np.array([measures[held[number]][0] for number in at]))
+    codes |= np.array([_QUANTITIES[name] << _BIN_BITS for name in held])[:, None]
+    codes[~np.array([measures[name][1] for name in held])] = _CODES
+    # A table of what came costs less than sorting.
+    least = int(codes.min())
+    came = np.zeros(_CODES + 1 - least, dtype=np.bool_)
+    came[codes - least] = True
+    distinct = np.flatnonzero(came[:-1]) + least
+    index = np.empty(_CODES + 1 - least, dtype=np.int64)
+    index[distinct - least] = np.arange(len(distinct))
+    index[-1] = len(distinct)
+    return Binned(distinct, index[codes - least])
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,20 +48,20 @@ class Quantities:
         self._added = np.concatenate((_matrix(list(counters.values()), n), added, present[distinct]))
 
     def summed(self, members: Members) -> tuple[I8, I8, I8]:
-        """By group of rows: (…, counters + counts + sums), (…, measures) least and greatest values."""
+        """Of groups of rows: (counters + counts + sums, …), and (measures, …) least and greatest values."""
         rows, starts = members.rows, members.starts
         gathered = self._added.take(rows, axis=1)
         sums = np.add.reduceat(gathered, starts, axis=1)
         first = len(self.counters)
         last = first + len(self.measures)
         counts = sums[last:][self._pattern]
-        added = np.concatenate((sums[:first], counts, sums[first:last])).T
+        added = np.concatenate((sums[:first], counts, sums[first:last]))
         if self._least is self._greatest:
             lowest = highest = gathered[first:last]
         else:
             lowest, highest = self._least.take(rows, axis=1), self._greatest.take(rows, axis=1)
-        least = np.minimum.reduceat(lowest, starts, axis=1).T
-        return added, least, np.maximum.reduceat(highest, starts, axis=1).T
+        least = np.minimum.reduceat(lowest, starts, axis=1)
+        return added, least, np.maximum.reduceat(highest, starts, axis=1)
 
 
 class Worst:
@@ -139,10 +139,12 @@ class CellTable:
         at += [self._counts[name] for name in quantities.measures]
         at += [self._sums[name] for name in quantities.measures]
         added, least, greatest = quantities.summed(members)
-        each = slots[:, None]
-        self._added[each, at] += added
-        self._least[each, measures] = np.minimum(self._least[each, measures], least)
-        self._greatest[each, measures] = np.maximum(self._greatest[each, measures], greatest)
+        # Whole slots at a time: what they have besides stays as it is.
+        self._added[slots] += _spread(added, at, self._added, 0)
+        least = _spread(least, measures, self._least, _LARGEST)
+        self._least[slots] = np.minimum(self._least[slots], least)
+        greatest = _spread(greatest, measures, self._greatest, _SMALLEST)
+        self._greatest[slots] = np.maximum(self._greatest[slots], greatest)
         self.changed[slots] = True
 
     def add_counts(self, name: str, values: I8, slots: I8) -> None:
@@ -157,16 +159,18 @@ class CellTable:
         ends = starts + members.sizes
         near = np.flatnonzero(worst.present[rows[ends - 1]])
         near = near[worst.scores[rows[ends[near] - 1]] >= self._enough[slots[near]]]
-        first = np.maximum(starts[near], ends[near] - WORST_KEPT)
+        top = ends[near] - 1 - np.arange(WORST_KEPT)[:, None]
+        candidates = rows.take(top, mode="clip")
+        candidates[(top < starts[near]) | ~worst.present[candidates]] = len(worst.entries)
+        entries = [*worst.entries, None]
         full, enough = [], []
-        ranked, has = rows.tolist(), worst.present.tolist()
-        for slot, begin, end in zip(slots[near].tolist(), first.tolist(), ends[near].tolist(), strict=True):
-            kept = [worst.entries[row] for row in ranked[begin:end] if has[row]]
+        for slot, *best in zip(slots[near].tolist(), *candidates.tolist(), strict=True):
+            kept = [entry for row in best if (entry := entries[row]) is not None]
             if held := self._worst[slot]:
                 kept += held
-                kept.sort()
-            kept.reverse()
-            self._worst[slot] = kept = kept[:WORST_KEPT]
+                kept.sort(reverse=True)
+                del kept[WORST_KEPT:]
+            self._worst[slot] = kept
             if len(kept) == WORST_KEPT:
                 full.append(slot)
                 enough.append(kept[-1][0])
@@ -239,6 +243,15 @@ class CellTable:
 
 def _matrix(rows: Sequence[np.ndarray[tuple[int], np.dtype[Any]]], n: int) -> I8:
     return np.array(rows, dtype=np.int64).reshape(len(rows), n)
+
+
+def _spread(rows: I8, at: list[int], matrix: I8, neutral: int) -> I8:
+    """Rows of numbers as columns of a matrix like this one, `neutral` in all others."""
+    if at == list(range(matrix.shape[1])):
+        return rows.T
+    spread = np.full((matrix.shape[1], rows.shape[1]), neutral, dtype=np.int64)
+    spread[at] = rows
+    return spread.T
 
 
 def _longer(matrix: I8, more: int, value: int) -> I8:
