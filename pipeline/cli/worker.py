@@ -64,12 +64,16 @@ def gate(config: Config) -> int:
 @config_option
 def archive(config: Config) -> int:
     """Everything into ClickHouse, exactly once."""
-    from pipeline.cli.archive_store import opened_archive
+    from pipeline.cli.archive_store import archive_opener
+    from pipeline.store.errors import StoreError
     from pipeline.workers.archive import archive as spec
 
     log_to_standard_error()
-    with opened_archive(config) as store:
-        return run_worker(spec(config, store), config)
+    try:
+        with archive_opener(config) as opener:
+            return run_worker(spec(config, opener), config)
+    except StoreError as error:
+        raise CommandError(str(error), Exit.USAGE) from None
 
 
 def _run(spec: WorkerSpec, config: Config) -> int:

@@ -130,12 +130,20 @@ class ArchivePartition:
         self._cutter.add(record.offset, held_time_us(record.append_us), rows, now_us)
         return rejected if self.topic in DEAD_LETTERED_HERE else ()
 
-    def take(self, now_us: int, *, force: bool = False) -> Block | None:
-        """The next block to store, or None: none is due, or one is in flight. `force`: due or not."""
+    def take(self, now_us: int, *, force: bool = False, end_offset: int = 0) -> Block | None:
+        """The next block to store, or None: none is due, or one is in flight. `force`: due or not.
+
+        `end_offset`: as far as it is known where the partition ends.
+        """
         if self._in_flight is not None:
             return None
-        self._in_flight = self._cutter.take(now_us, force=force)
+        self._in_flight = self._cutter.take(now_us, force=force, more_wait=self._next < end_offset)
         return self._in_flight
+
+    @property
+    def due_us(self) -> int | None:
+        """When there may be a block to take; None: nothing is held."""
+        return self._cutter.due_us
 
     def stored(self, block: Block) -> int:
         """Note that the block in flight is stored; returns the offset to commit (next to read)."""

@@ -15,6 +15,7 @@ from pipeline.store.columns import Column, Columns, constant, joined
 from pipeline.store.rows import Rows
 
 US_PER_DAY: Final = 86_400_000_000
+BEHIND_TIMES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,12 @@ class BlockLimits:
     rows: int = 100_000
     size_bytes: int = 64 << 20
     age_us: int = 1_000_000
+
+    @property
+    def behind_age_us(self) -> int:
+        """How old a block gets while more records of its partition wait: an insert costs the same for few
+        rows as for many, and what waits is late already."""
+        return BEHIND_TIMES * self.age_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +122,25 @@ class BlockCutter:
         elif self._open.rows >= self._limits.rows or self._open.size_bytes >= self._limits.size_bytes:
             self._seal()
 
-    def take(self, now_us: int, *, force: bool = False) -> Block | None:
+    def take(self, now_us: int, *, force: bool = False, more_wait: bool = False) -> Block | None:
         """The oldest block that is full or old enough; `force`: also one that is neither.
 
+        `more_wait`: records of this partition stand in the log that were not added yet.
         A block that completes an earlier one is never cut short.
         """
         if not self._sealed and self._open is not None:
-            due = force or now_us - self._open.opened_us >= self._limits.age_us
+            age_us = self._limits.behind_age_us if more_wait else self._limits.age_us
+            due = force or now_us - self._open.opened_us >= age_us
             if due and self._completing is None:
                 self._seal()
         return self._sealed.popleft() if self._sealed else None
+
+    @property
+    def due_us(self) -> int | None:
+        """When there is a block to take, if no more wait; None: nothing is held."""
+        if self._sealed:
+            return 0
+        return None if self._open is None else self._open.opened_us + self._limits.age_us
 
     @property
     def sealed(self) -> int:

@@ -315,9 +315,11 @@ def connect(
     create_database: bool = False,
     settings: Mapping[str, object] | None = None,
     timeout_s: int = ANSWER_TIMEOUT_S,
+    pool: WatchedPool | None = None,
 ) -> Store:
     """Open a connection; blocks (chDB: 1-4 s). `timeout_s`: how long a server may keep silent in an answer.
 
+    `pool`: a new one, for whoever may have to cut an opening that gets no answer (a server's only).
     Raises FolderInUseError (chDB folder owned by another process), StoreUnavailableError, QueryError
     (code 81: no such database and not `create_database`) or StoreError (wrong address).
     """
@@ -331,7 +333,8 @@ def connect(
             raise _translated(error, where) from None
         finally:
             first.close()
-    pool = WatchedPool() if folder is None else None
+    if folder is None and pool is None:
+        pool = WatchedPool()
     client = _open(dsn, database, username, password, folder, settings, pool, timeout_s)
     if folder is not None:
         with _open_folders_lock:

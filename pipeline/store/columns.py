@@ -36,8 +36,30 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
+class Optionals:
+    """(n,) numbers; NULL where they are ABSENT, which is looked for once a block, not once a record."""
+
+    values: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def numbers(self) -> Numbers:
+        """The same, as Numbers."""
+        return Numbers(self.values, self.values == ABSENT)
+
+    def tolist(self) -> list[Any]:
+        """As Python values."""
+        return self.numbers.tolist()
+
+
+@dataclass(frozen=True, slots=True)
 class Texts:
-    """(n,) texts `values[codes[i]]`, NULL where that is None. `values` may hold one twice, or unused ones."""
+    """(n,) texts `values[codes[i]]`, NULL where that is None. `values` may hold one twice, or unused ones.
+
+    A code beyond the last value stands for the last.
+    """
 
     values: tuple[str | None, ...]
     codes: Codes
@@ -45,9 +67,14 @@ class Texts:
     def __len__(self) -> int:
         return len(self.codes)
 
+    @property
+    def within(self) -> Codes:
+        """The codes, none beyond the last value."""
+        return np.minimum(self.codes, len(self.values) - 1)
+
     def tolist(self) -> list[Any]:
         """As Python values."""
-        return [self.values[code] for code in self.codes.tolist()]
+        return [self.values[code] for code in self.within.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +130,13 @@ class Sparse:
         return values
 
 
-Column: TypeAlias = Numbers | Texts | HexTexts | TextLists | Sparse | list[Any]
+Column: TypeAlias = Numbers | Optionals | Texts | HexTexts | TextLists | Sparse | list[Any]
 Columns: TypeAlias = Mapping[str, Column]
-
-
-def optional(values: NDArray[Any]) -> Numbers:
-    """Numbers of which ABSENT are none."""
-    return Numbers(values, values == ABSENT)
 
 
 def label(column: LabelColumn) -> Texts:
     """A label column of events. NO_LABEL is beyond every code."""
-    return Texts((*column.values, None), np.minimum(column.codes, len(column.values)))
+    return Texts((*column.values, None), column.codes)
 
 
 def constant(value: int | str, n: int) -> Column:
@@ -136,6 +158,8 @@ def joined(parts: Sequence[Column]) -> Column:
             return [value for part in parts for value in part]  # type: ignore[union-attr]
         case Numbers():
             return _joined_numbers(parts)  # type: ignore[arg-type]
+        case Optionals():
+            return Optionals(np.concatenate([part.values for part in parts])).numbers  # type: ignore[union-attr]
         case Texts():
             return _joined_texts(parts)  # type: ignore[arg-type]
         case HexTexts():
@@ -161,6 +185,8 @@ def taken(column: Column, rows: NDArray[np.int64]) -> Column:
             return [column[row] for row in rows.tolist()]
         case Numbers(values, absent):
             return Numbers(values[rows], None if absent is None else absent[rows])
+        case Optionals(values):
+            return Optionals(values[rows])
         case Texts(values, codes):
             return Texts(values, codes[rows])
         case HexTexts(raw, absent):
@@ -186,11 +212,14 @@ def _joined_masks(masks: Sequence[Bool | None], sizes: Sequence[int]) -> Bool | 
 
 def _joined_texts(parts: Sequence[Texts]) -> Texts:
     """Codes move to one dictionary: first by each record's own start, then all of them at once."""
+    codes = np.concatenate([part.codes for part in parts])
     if all(part.values == parts[0].values for part in parts):
-        return Texts(parts[0].values, np.concatenate([part.codes for part in parts]))
+        joined = Texts(parts[0].values, codes)
+        return Texts(joined.values, joined.within)
     known: dict[str | None, int] = {}
     moved = np.array([known.setdefault(text, len(known)) for part in parts for text in part.values])
-    sizes = [len(part.values) for part in parts]
-    starts = np.repeat(np.cumsum([0, *sizes[:-1]]), [len(part) for part in parts])
-    codes = moved[np.concatenate([part.codes for part in parts]) + starts]
-    return Texts(tuple(known), codes)
+    ends = np.cumsum([len(part.values) for part in parts])
+    starts = np.concatenate(([0], ends[:-1]))
+    sizes = [len(part) for part in parts]
+    within = np.minimum(codes + np.repeat(starts, sizes), np.repeat(ends - 1, sizes))
+    return Texts(tuple(known), moved[within])

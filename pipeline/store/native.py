@@ -14,7 +14,17 @@ from clickhouse_connect.driver.exceptions import ClickHouseError
 from clickhouse_connect.driver.insert import InsertContext
 from numpy.typing import NDArray
 
-from pipeline.store.columns import Column, Columns, HexTexts, Numbers, Sparse, TextLists, Texts, listed
+from pipeline.store.columns import (
+    Column,
+    Columns,
+    HexTexts,
+    Numbers,
+    Optionals,
+    Sparse,
+    TextLists,
+    Texts,
+    listed,
+)
 from pipeline.store.errors import RowError
 from schemas.columns import U1, Bool
 
@@ -51,13 +61,16 @@ def native_block(table: str, columns: Columns, types: Sequence[Any]) -> bytes:
 
 def _write(column: Column, type_: Any, out: bytearray, context: InsertContext) -> None:
     match column:
+        case Optionals():
+            _write(column.numbers, type_, out, context)
         case Numbers(values, absent) if (wire := _WIRE.get(_base(type_))) is not None:
             _write_nulls(absent, len(values), type_, out)
             out += _fitting(values, absent, wire).tobytes()
         case Texts() if type_.low_card:
             out += _LOW_CARDINALITY_VERSION
             _write_dictionary(column, type_, out)
-        case Texts(values, codes) if _base(type_) == "String":
+        case Texts(values) if _base(type_) == "String":
+            codes = column.within
             absent = np.array([text is None for text in values])[codes]
             _write_nulls(absent if absent.any() else None, len(codes), type_, out)
             texts = [_text(text or "") for text in values]
@@ -111,7 +124,8 @@ def _fitting(values: NDArray[Any], absent: Bool | None, wire: str) -> NDArray[An
 
 def _write_dictionary(column: Texts, type_: Any, out: bytearray) -> None:
     """The texts that occur, then a key per row. Of a nullable type key 0 is NULL."""
-    used = np.bincount(column.codes, minlength=len(column.values)) > 0
+    codes = column.within
+    used = np.bincount(codes, minlength=len(column.values)) > 0
     keys: dict[str | None, int] = {None: 0} if type_.nullable else {}
     moved = np.zeros(len(column.values), dtype=np.int64)
     for code in np.flatnonzero(used).tolist():
@@ -122,8 +136,8 @@ def _write_dictionary(column: Texts, type_: Any, out: bytearray) -> None:
     size = next(power for power in range(4) if len(keys) <= 1 << (8 << power))
     out += (_NEW_DICTIONARY | size).to_bytes(8, "little") + len(keys).to_bytes(8, "little")
     out += b"".join([_text(text or "") for text in keys])
-    out += len(column.codes).to_bytes(8, "little")
-    out += moved.astype(f"<u{1 << size}")[column.codes].tobytes()
+    out += len(codes).to_bytes(8, "little")
+    out += moved.astype(f"<u{1 << size}")[codes].tobytes()
 
 
 def _hex_texts(raw: U1, absent: Bool | None) -> bytes:

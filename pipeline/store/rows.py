@@ -17,12 +17,12 @@ from pipeline.store.columns import (
     Columns,
     HexTexts,
     Numbers,
+    Optionals,
     Sparse,
     TextLists,
     Texts,
     constant,
     label,
-    optional,
 )
 from schemas.columns import (
     DEFINITIONS,
@@ -95,11 +95,11 @@ def request_rows(decoded: Decoded[RequestColumns], offset: int, append_us: int) 
     rows |= {
         "shadow": Numbers(columns.shadow.view(np.uint8)),
         "status": Numbers(columns.status),
-        "ttft_us": optional(columns.ttft_us),
+        "ttft_us": Optionals(columns.ttft_us),
         "output_tokens": Numbers(columns.output_tokens),
-        "itl_us": optional(columns.itl_us),
-        "stream": optional(columns.stream),
-        "parse_depth": optional(columns.parse_depth),
+        "itl_us": Optionals(columns.itl_us),
+        "stream": Optionals(columns.stream),
+        "parse_depth": Optionals(columns.parse_depth),
     }
     rows |= _extra_columns(columns)
     variable = sum(map(len, columns.extras.values()))
@@ -119,7 +119,7 @@ def logit_rows(decoded: Decoded[LogitColumns], offset: int, append_us: int) -> R
         "kind": Texts(KINDS, columns.kind),
         "eta": Numbers(columns.eta),
         "identity": Texts(IDENTITIES, columns.identity),
-        "ended": optional(columns.ended),
+        "ended": Optionals(columns.ended),
         "positions": Numbers(np.diff(columns.offsets)),
         "k": Numbers(columns.k),
         "emitted_listed": Numbers(found),
@@ -202,7 +202,7 @@ def _label_columns(columns: LabelsColumns, append_us: int, labels: Sequence[str]
     has_pair_id, has_seed = columns.has_pair_id, columns.has_seed
     rows: dict[str, Column] = {name: label(columns.labels[name]) for name in labels}
     rows |= {
-        "generation": optional(columns.generation),
+        "generation": Optionals(columns.generation),
         "arm": Texts(ARMS, columns.arm),
         "pair_id": HexTexts(columns.pair_id, None if has_pair_id.all() else ~has_pair_id),
         "signature": HexTexts(columns.signature),
@@ -210,11 +210,11 @@ def _label_columns(columns: LabelsColumns, append_us: int, labels: Sequence[str]
         "duration_us": Numbers(columns.duration_us),
         "event_us": Numbers(np.minimum(columns.ts_us + columns.duration_us, latest_us)),
         "input_tokens": Numbers(columns.input_tokens),
-        "temperature": optional(columns.temperature),
-        "top_p": optional(columns.top_p),
+        "temperature": Optionals(columns.temperature),
+        "top_p": Optionals(columns.top_p),
         "seed": Numbers(columns.seed, None if has_seed.all() else ~has_seed),
-        "max_tokens": optional(columns.max_tokens),
-        "cached_tokens": optional(columns.cached_tokens),
+        "max_tokens": Optionals(columns.max_tokens),
+        "cached_tokens": Optionals(columns.cached_tokens),
     }
     return rows
 

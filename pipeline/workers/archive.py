@@ -18,11 +18,12 @@ from typing import Any, Final, Protocol, TypeVar
 
 from pipeline.config import Config
 from pipeline.errors import PipelineError
+from pipeline.store.errors import QueryError, StoreUnavailableError
 from pipeline.workers.archive_lag import LagWatch, Stored
 from pipeline.workers.broker import back_off_s
 from pipeline.workers.dead_letters import VersionError, dead_letters, send_letters
 from pipeline.workers.faults import fault
-from pipeline.workers.intake import Intake
+from pipeline.workers.intake import TRANSACTIONAL, Intake
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.runner import WorkerSpec
 from pipeline.workers.transport import Link
@@ -43,6 +44,8 @@ READS: Final = (
 T = TypeVar("T")
 
 PACE_S: Final = 0.05
+"""How often a block is asked for that waits for more records."""
+COMMIT_AGAIN_S: Final = 0.5
 SWEEP_EVERY_S: Final = 1.0
 MOST_THREADS: Final = 256
 """One per assigned partition, of their own: a ClickHouse that hangs must not hold the loop's own threads,
@@ -72,8 +75,12 @@ class PartitionArchive(Protocol):
         Raises UnknownVersionError for a record of a version that is not read here.
         """
 
-    def take(self, now_us: int) -> Any:
-        """The next block that is due, or None."""
+    @property
+    def due_us(self) -> int | None:
+        """When there may be a block to take; None: nothing is held."""
+
+    def take(self, now_us: int, *, end_offset: int) -> Any:
+        """The next block that is due, or None. `end_offset`: where the partition ends, as far as known."""
 
     def stored(self, block: Any) -> int:
         """Note that it is stored; returns the offset to commit."""
@@ -98,6 +105,19 @@ class BlockStore(Protocol):
         """Counts by name. Does not block."""
 
 
+class StoreOpener(Protocol):
+    """What connects to ClickHouse. It need not be there yet when the worker starts."""
+
+    def open(self) -> BlockStore:
+        """The store, connected. Blocks.
+
+        Raises StoreUnavailableError or QueryError while ClickHouse cannot be used.
+        """
+
+    def cut(self) -> None:
+        """Make an `open` that waits for a server's answer fail at once. Does not block."""
+
+
 @dataclass(slots=True)
 class _Seat:
     """One assigned partition. A new assignment gets a new seat: the table says where it goes on."""
@@ -106,17 +126,20 @@ class _Seat:
     """None until the table has said where to go on."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when the partition is no longer ours."""
+    due_us: int | None = None
+    """When its next block is due, as far as whoever stores its blocks was told."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it was opened, a block was stored, or it was left."""
+    """Set when it was opened, when `due_us` changed, a block was stored, or it was left."""
 
 
 class ArchiveWorker:
     """Processor of `archive`: one task per assigned partition stores, `read` only adds."""
 
-    def __init__(self, link: Link, config: Config, store: BlockStore) -> None:
+    def __init__(self, link: Link, config: Config, opener: StoreOpener) -> None:
         self._link = link
         self._config = config
-        self._store = store
+        self._opener = opener
+        self._store: BlockStore | None = None
         self._intake = Intake(link, config.kafka, skips_deleted=True)
         self._lock = asyncio.Lock()
         self._seats: dict[Partition, _Seat] = {}
@@ -124,6 +147,24 @@ class ArchiveWorker:
         self._threads = ThreadPoolExecutor(MOST_THREADS, "clickhouse")
         self._lag = LagWatch(link.group, config.kafka)
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connecting = asyncio.create_task(self._connect())
+        self._connecting.add_done_callback(self._served)
+
+    async def _connect(self) -> None:
+        """Open the store; partitions wait for it, and meanwhile Kafka's commit tells their lag."""
+        attempt = 0
+        while self._store is None:
+            try:
+                self._store = await self._in_thread(self._opener.open)
+            except (StoreUnavailableError, QueryError) as error:
+                delay_s = back_off_s(attempt)
+                log.warning(
+                    "%s; trying again in %.1f s (a new database: run `klaxon migrate`)", error, delay_s
+                )
+                await asyncio.sleep(delay_s)
+                attempt += 1
+        for seat in self._seats.values():
+            seat.changed.set()
 
     async def assigned(self, places: frozenset[Partition]) -> None:
         for place in places:
@@ -168,6 +209,9 @@ class ArchiveWorker:
                 refused = part.add(record, _now_us())
             except UnknownVersionError as error:
                 raise VersionError(record, error.version) from None
+            if part.due_us != seat.due_us:
+                seat.due_us = part.due_us
+                seat.changed.set()
             letters = dead_letters(record, refused, payload=self._config.dead_letter.payload)
             for acknowledged in await send_letters(self._link, letters):
                 await acknowledged
@@ -180,25 +224,54 @@ class ArchiveWorker:
         """
         if before is not None:
             await asyncio.wait([before])
-        part = await self._open(place, seat)
-        stored, committed = 0 if part is None else part.read_from, 0
-        while part is not None and not seat.stop.is_set():
-            block = part.take(_now_us())
-            if block is None:
-                await asyncio.sleep(PACE_S)
-            elif await self._in_thread(self._store.store_block, block, seat.stop):
+        store = await self._connected(seat)
+        part = None if store is None else await self._open(place, seat, store)
+        if store is None or part is None:
+            return
+        stored, committed = part.read_from, 0
+        while not seat.stop.is_set():
+            block = part.take(_now_us(), end_offset=self._end_offset(place))
+            if block is not None and await self._in_thread(store.store_block, block, seat.stop):
                 stored = part.stored(block)
                 seat.changed.set()
             if stored > committed and not seat.stop.is_set() and await self._link.commit({place: stored}):
                 committed = stored
                 fault("after_insert_commit")
+            if block is None:
+                await self._until_due(seat, part, committed=committed == stored)
 
-    async def _open(self, place: Partition, seat: _Seat) -> PartitionArchive | None:
+    def _end_offset(self, place: Partition) -> int:
+        """0 where it is not known, or where it is a marker's, which nobody adds."""
+        if place.topic in TRANSACTIONAL:
+            return 0
+        position = self._link.position(place)
+        return 0 if position is None else position.end_offset
+
+    async def _until_due(self, seat: _Seat, part: PartitionArchive, *, committed: bool) -> None:
+        """Wait until there may be a block to take, a commit to try again, or the seat was left."""
+        due_us = seat.due_us = part.due_us
+        wait_s = None if committed else COMMIT_AGAIN_S
+        if due_us is not None:
+            wait_s = max((due_us - _now_us()) / 1_000_000, PACE_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while part.due_us == due_us and not seat.stop.is_set():
+                    seat.changed.clear()
+                    await seat.changed.wait()
+
+    async def _connected(self, seat: _Seat) -> BlockStore | None:
+        """The store once it is open; None when the seat was left meanwhile."""
+        while self._store is None and not seat.stop.is_set():
+            seat.changed.clear()
+            await seat.changed.wait()
+        return self._store
+
+    async def _open(self, place: Partition, seat: _Seat, store: BlockStore) -> PartitionArchive | None:
         attempt = 0
         while not seat.stop.is_set():
             fault("before_checkpoint")
             try:
-                part = await self._in_thread(self._store.open_partition, Topic(place.topic), place.partition)
+                part = await self._in_thread(store.open_partition, Topic(place.topic), place.partition)
             except PipelineError as error:
                 delay_s = back_off_s(attempt)
                 log.warning("%s: %s; trying again in %.1f s", place, error, delay_s)
@@ -247,7 +320,7 @@ class ArchiveWorker:
     def gauges(self) -> dict[str, dict[str, int]]:
         lags = self._lag.lags
         return {
-            "archive": {**self._store.gauges(), **self._lag.gauges()},
+            "archive": {**({} if self._store is None else self._store.gauges()), **self._lag.gauges()},
             **{
                 str(place): {
                     **(seat.part.gauges() if seat.part is not None else {}),
@@ -260,25 +333,29 @@ class ArchiveWorker:
     async def stop(self) -> None:
         for place in list(self._seats):
             self._leave(place)
-        await self._last_inserts()
+        self._connecting.cancel()
+        if self._store is None:
+            self._opener.cut()
+        else:
+            await self._last_inserts(self._store)
         self._threads.shutdown(wait=False)
         await self._intake.stop()
 
-    async def _last_inserts(self) -> None:
+    async def _last_inserts(self, store: BlockStore) -> None:
         """Wait for them; those that a server does not answer are given up: the table will say."""
         left, wait_s = set(self._tasks.values()), LAST_INSERTS_S
         while left:
             _, left = await asyncio.wait(left, timeout=wait_s)
             if left:
-                self._store.cut()
+                store.cut()
                 wait_s = 0.5
 
 
-def archive(config: Config, store: BlockStore) -> WorkerSpec:
-    """The worker, configured; the composition root brings the store."""
+def archive(config: Config, opener: StoreOpener) -> WorkerSpec:
+    """The worker, configured; the composition root brings what opens the store."""
 
     def make(link: Link, _counts: Mapping[Topic, int]) -> ArchiveWorker:
-        return ArchiveWorker(link, config, store)
+        return ArchiveWorker(link, config, opener)
 
     return WorkerSpec("archive", reads=READS, needs=(Topic.DEAD_LETTER,), make=make)
 

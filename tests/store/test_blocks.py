@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.store.blocks import US_PER_DAY, Block, BlockCutter, BlockLimits, Range, day_of, token_of
+from pipeline.store.blocks import (
+    BEHIND_TIMES,
+    US_PER_DAY,
+    Block,
+    BlockCutter,
+    BlockLimits,
+    Range,
+    day_of,
+    token_of,
+)
 from pipeline.store.columns import listed
 from pipeline.store.rows import Rows
 
@@ -97,6 +106,27 @@ def test_a_block_waits_for_its_age_and_no_longer() -> None:
     block = cut.take(1_050)
     assert block is not None
     assert (block.first, block.last, block.rows, block.completes) == (7, 7, 1, False)
+
+
+def test_a_block_waits_longer_while_more_records_wait_but_not_for_ever() -> None:
+    cut = cutter()
+    assert cut.due_us is None
+    cut.add(7, 100 * US_PER_DAY, rows_of(7, 1, 1), now_us=50)
+    assert cut.due_us == 1_050
+    assert cut.take(1_050, more_wait=True) is None
+    assert cut.take(50 + BEHIND_TIMES * 1_000 - 1, more_wait=True) is None
+    block = cut.take(50 + BEHIND_TIMES * 1_000, more_wait=True)
+    assert block is not None
+    assert (block.first, block.last) == (7, 7)
+    assert cut.due_us is None
+
+
+def test_a_full_block_is_due_at_once() -> None:
+    cut = cutter()
+    for offset in range(100):
+        cut.add(offset, 100 * US_PER_DAY, rows_of(offset, 1, 1), now_us=50)
+    assert cut.due_us == 0
+    assert cut.take(50, more_wait=True) is not None
 
 
 def test_records_without_rows_make_a_block_without_rows() -> None:

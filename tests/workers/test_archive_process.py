@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from pipeline.store.client import connect
 from pipeline.store.migrate import migrate
 from schemas.topics import Topic
 from tests.kafka.broker import Broker
-from tests.kafka.processes import Worker
+from tests.kafka.processes import GAUGES_EVERY_SECOND, Worker
 from tests.kafka.records import Written, committed_offsets, now_us, produce
 from tests.kafka.waiting import eventually
 from tests.workers.events import encoded, request
@@ -103,3 +106,38 @@ async def test_an_archive_without_tables_waits_and_says_what_to_do(
         await worker.until_log("klaxon migrate")
         await worker.until_log("klaxon migrate")
         assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize("answer", ["refuses", "hangs"])
+async def test_an_archive_that_starts_without_clickhouse_tells_its_lag_and_the_risk(
+    kafka: Broker, log_folder: Path, answer: str
+) -> None:
+    await _keep_for(kafka, seconds=6)
+    await _publish(kafka, 0)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if answer == "hangs":
+            server.listen()  # connected by the system, and never read from
+        away = {"KLAXON_CLICKHOUSE_DSN": f"http://127.0.0.1:{server.getsockname()[1]}", **GAUGES_EVERY_SECOND}
+        async with Worker("archive", kafka, log_folder, environment=away) as worker:
+            await worker.until_log("bring ClickHouse back")
+
+            async def shows_lag() -> bool:
+                return worker.gauges().get("archive", {}).get("lag_records", 0) >= PER_ROUND
+
+            await eventually(shows_lag)
+            assert ("cannot be reached" in worker.log) == (answer == "refuses")
+            began_s = time.monotonic()
+            assert await worker.stop() == 0
+            assert time.monotonic() - began_s < 30, "an opening without an answer holds no stop"
+
+
+async def _keep_for(broker: Broker, *, seconds: int) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    await admin.start()
+    try:
+        settings = {"retention.ms": str(seconds * 1000), "message.timestamp.type": "LogAppendTime"}
+        topic = ConfigResource(ConfigResourceType.TOPIC, Topic.REQUESTS.value, settings)
+        await admin.alter_configs([topic])
+    finally:
+        await admin.close()
