@@ -8,9 +8,10 @@ the clock, the broker and the order of calls are here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,6 +46,11 @@ log = logging.getLogger("klaxon.gate")
 READS: Final = (Topic.BUCKETS, Topic.PARTIALS, Topic.COMMANDS)
 WRITES: Final = (Topic.CONTROL, Topic.DECISIONS, Topic.ROLLOUTS, Topic.STATE, Topic.DEAD_LETTER)
 PACE_S: Final = 0.01
+"""From one look at what is new to the next, at least."""
+LOOK_EVERY_S: Final = 0.1
+"""And at most: leases are renewed by the clock."""
+RENEWED_AT_ONCE: Final = 64
+"""Renewals of so many roll-outs share a transaction. One each, they would keep a trip waiting."""
 UPKEEP_EVERY_S: Final = 1.0
 TELL_EVERY_S: Final = 60.0
 
@@ -66,6 +72,8 @@ class _Seat:
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the seat is caught up, or left."""
     left: bool = False
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there is something to judge."""
     news_finals: bool = True
     news_fresh: bool = True
     judged_fresh_s: float = 0.0
@@ -177,6 +185,7 @@ class GateWorker:
                         upkeep_s = time.monotonic()
                         await self._upkeep(seat)
                 await asyncio.sleep(PACE_S)
+                await self._until_news(seat)
         finally:
             if watching is not None:
                 watching.cancel()
@@ -184,6 +193,20 @@ class GateWorker:
             await seat.writer.close()
             await seat.watch.stop()
             await seat.intake.stop()
+
+    async def _until_news(self, seat: _Seat) -> None:
+        """Wait until there is something that may be judged, at most LOOK_EVERY_S."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_EVERY_S):
+                if not (seat.news_finals or seat.news_fresh):
+                    seat.news.clear()
+                    await seat.news.wait()
+                if not seat.news_finals:
+                    await asyncio.sleep(self._fresh_due_s(seat) - time.monotonic())
+
+    def _fresh_due_s(self, seat: _Seat) -> float:
+        """When fresh evidence may be judged again."""
+        return seat.judged_fresh_s + self._config.gate.fresh_interval_ms / 1000
 
     async def _catch_up(self, seat: _Seat) -> None:
         """Rebuild the core from the log, up to where Faust's records go on."""
@@ -237,6 +260,7 @@ class GateWorker:
         else:
             seat.core.on_fresh(buckets)
             seat.news_fresh = True
+        seat.news.set()
 
     def _tell_foreign(self, source: str) -> None:
         now_s = time.monotonic()
@@ -262,6 +286,7 @@ class GateWorker:
         for command in ours:
             await self._write(seat, seat.core.on_command(command, record.offset, _now_us()))
         seat.news_finals = True
+        seat.news.set()
 
     async def _refuse(self, record: Record, rejected: list[Rejected]) -> None:
         letters = dead_letters(record, rejected, payload=self._config.dead_letter.payload)
@@ -273,11 +298,13 @@ class GateWorker:
             seat.news_finals = False
             await self._write(seat, seat.core.judge_complete(_now_us()))
         now_s = time.monotonic()
-        if seat.news_fresh and now_s - seat.judged_fresh_s >= self._config.gate.fresh_interval_ms / 1000:
+        if seat.news_fresh and now_s >= self._fresh_due_s(seat):
             seat.news_fresh = False
             seat.judged_fresh_s = now_s
             await self._write(seat, seat.core.judge_fresh(_now_us()))
-        await self._write(seat, seat.core.renew(_now_us()))
+        renewals = seat.core.renew(_now_us())
+        for first in range(0, len(renewals), RENEWED_AT_ONCE):
+            await self._write_together(seat, renewals[first : first + RENEWED_AT_ONCE])
 
     async def _watch(self, seat: _Seat) -> None:
         """Write above every foreign record on the control topic."""
@@ -291,15 +318,21 @@ class GateWorker:
             await asyncio.sleep(PAUSE_S)
 
     async def _write(self, seat: _Seat, effects: Iterable[Effect]) -> None:
+        """Each in a transaction of its own."""
+        for effect in effects:
+            await self._write_together(seat, [effect])
+
+    async def _write_together(self, seat: _Seat, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if effect.directive is not None:
                 seat.watch.expect(control_value(effect.directive))
-            try:
-                await seat.writer.write(effect)
-            except (KafkaError, FencedError):
-                if seat.left:
-                    return  # we closed the writer ourselves: that is no fencing
-                raise
+        try:
+            await seat.writer.write(effects)
+        except (KafkaError, FencedError):
+            if seat.left:
+                return  # we closed the writer ourselves: that is no fencing
+            raise
+        for effect in effects:
             if (decision := effect.decision) is not None:
                 log.info("%s: %s %s", effect.name, decision.kind, decision.reason)
 

@@ -1,4 +1,4 @@
-"""The one writer of a gating partition: a decision is one transaction, every predecessor is fenced.
+"""The one writer of a gating partition: whole effects in a transaction, every predecessor is fenced.
 
 Outside Faust, on aiokafka's transactional producer. On the embedded broker, which knows no transactions, the
 same records are written one after another by a plain producer.
@@ -7,7 +7,7 @@ same records are written one after another by a plain producer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -58,13 +58,13 @@ class GateWriter:
         """Connect; with transactions, every predecessor is fenced and its open transaction aborted by now."""
         await self._producer.start()
 
-    async def write(self, effect: Effect) -> None:
-        """Write everything of the effect, or nothing; returns when it is committed.
+    async def write(self, effects: Sequence[Effect]) -> None:
+        """Write everything of these effects, or nothing; returns when it is committed.
 
         Raises FencedError when a successor has started or `close` came in between, else aiokafka's errors.
         """
         # aiokafka leaves whoever waits for a transaction of a producer that was stopped waiting for ever.
-        self._writing = writing = asyncio.create_task(self._write(list(_records(effect))))
+        self._writing = writing = asyncio.create_task(self._write(list(_records(effects))))
         closed = asyncio.create_task(self._closed.wait())
         try:
             await asyncio.wait([writing, closed], return_when=asyncio.FIRST_COMPLETED)
@@ -114,16 +114,19 @@ class GateWriter:
         )
 
 
-def _records(effect: Effect) -> Iterator[tuple[Topic, str, bytes]]:
-    """Topic, key and value; what a router acts on comes last."""
-    if effect.rollout is not None:
-        yield Topic.ROLLOUTS, effect.name, msgspec.json.encode(effect.rollout)
-    for state in effect.states:
+def _records(effects: Sequence[Effect]) -> Iterator[tuple[Topic, str, bytes]]:
+    """Topic, key and value; what a router acts on comes last. Of a state that several hold the newest."""
+    for effect in effects:
+        if effect.rollout is not None:
+            yield Topic.ROLLOUTS, effect.name, msgspec.json.encode(effect.rollout)
+    for state in {state.key: state for effect in effects for state in effect.states}.values():
         yield Topic.STATE, state.key, encode_state(state)
-    if effect.decision is not None:
-        yield Topic.DECISIONS, effect.name, msgspec.json.encode(effect.decision)
-    if effect.directive is not None:
-        yield Topic.CONTROL, effect.name, control_value(effect.directive)
+    for effect in effects:
+        if effect.decision is not None:
+            yield Topic.DECISIONS, effect.name, msgspec.json.encode(effect.decision)
+    for effect in effects:
+        if effect.directive is not None:
+            yield Topic.CONTROL, effect.name, control_value(effect.directive)
 
 
 def control_value(directive: Directive) -> bytes:

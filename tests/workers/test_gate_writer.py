@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from pipeline.core.gate.settings import Effect
-from pipeline.core.gate.state import PartitionMemory
+from pipeline.core.gate.state import PartitionMemory, decode_state
 from pipeline.workers.gate_writer import FencedError, GateWriter
+from schemas.control import Directive
 from schemas.topics import Topic
 from tests.kafka.broker import Broker
 from tests.kafka.records import dump
@@ -27,7 +29,7 @@ async def test_a_write_ends_whenever_its_writer_is_closed(kafka: Broker) -> None
         memory = PartitionMemory(partition=0, command_offset=moment)
         writer = GateWriter(kafka.config, 0)
         await writer.start()
-        writing = asyncio.create_task(writer.write(Effect("r", None, None, (memory,))))
+        writing = asyncio.create_task(writer.write([Effect("r", None, None, (memory,))]))
         await asyncio.sleep(moment * STEP_S)
         await writer.close()
 
@@ -51,13 +53,56 @@ async def test_a_writer_that_has_a_successor_says_why_it_may_have_been_fenced(ka
     effect = Effect("r", None, None, (PartitionMemory(partition=0, command_offset=1),))
     try:
         await first.start()
-        await first.write(effect)
+        await first.write([effect])
         await second.start()
         with pytest.raises(FencedError) as fenced:
-            await first.write(effect)
+            await first.write([effect])
         said = str(fenced.value)
         assert "0: another gate process has taken over, or its transaction took longer than 10 s" in said
-        await second.write(effect)
+        await second.write([effect])
     finally:
         await first.close()
         await second.close()
+
+
+async def test_effects_written_together_are_one_transaction_with_the_newest_state(kafka: Broker) -> None:
+    writer = GateWriter(kafka.config, 0)
+    await writer.start()
+    try:
+        await writer.write(
+            [
+                Effect(name, _directive(name), None, (PartitionMemory(partition=0, command_offset=offset),))
+                for offset, name in enumerate(("a", "b", "c"))
+            ]
+        )
+    finally:
+        await writer.close()
+    assert [record.key for record in await dump(kafka, Topic.CONTROL)] == [b"a", b"b", b"c"]
+    (state,) = [decode_state(record.value or b"") for record in await dump(kafka, Topic.STATE)]
+    assert isinstance(state, PartitionMemory)
+    assert state.command_offset == 2
+    markers = {place.topic: end for place, end in (await _ends(kafka)).items()}
+    assert markers == {Topic.CONTROL.value: 3 + 1, Topic.STATE.value: 1 + 1}
+
+
+def _directive(rollout: str) -> Directive:
+    return Directive(
+        rollout=rollout,
+        generation=1,
+        epoch=1,
+        ts_us=1,
+        lease_until_us=2,
+        dead_man_us=60_000_000,
+        state="observing",
+        weights={"m1": 95.0, "m2": 5.0},
+        last_promoted={"m1": 100.0},
+        level=0,
+        fallback="m1",
+        policy_hash="",
+    )
+
+
+async def _ends(broker: Broker) -> dict[TopicPartition, int]:
+    places = [TopicPartition(topic.value, 0) for topic in (Topic.CONTROL, Topic.STATE)]
+    async with AIOKafkaConsumer(bootstrap_servers=broker.bootstrap) as consumer:
+        return await consumer.end_offsets(places)
