@@ -63,6 +63,8 @@ class RolloutEvidence:
     mismatched: int = 0
     """Pairs and requests seen whose versions are not those under test."""
     _masks: dict[Arm, int] = field(default_factory=dict)
+    _judged_of: dict[tuple[Family, Arm, str], tuple[JudgedRule, ...]] = field(default_factory=dict)
+    """Rules that a cell of this family, arm and dimension is evidence for, as far as asked."""
 
     def __post_init__(self) -> None:
         self.rules = [JudgedRule.of(rule) for rule in self.policy.rules]
@@ -100,7 +102,7 @@ class RolloutEvidence:
                         add_into(covered, _missing(population_cells))
                 continue
             for judged, content in zip(self.rules, per_rule, strict=True):
-                if _is_of(judged.rule, family, population):
+                if _is_of(judged.rule, family, population.arm):
                     for cell in population_cells.cells:
                         if cell.dimension in judged.wanted:
                             judged.take(content, cell, second)
@@ -126,9 +128,19 @@ class RolloutEvidence:
             return
         if self._place(family, population, second) != "ours":
             return
-        for judged in self.rules:
-            if _is_of(judged.rule, family, population) and cell.dimension in judged.wanted:
-                judged.patch(second, cell, sign)
+        for judged in self._judged_by(family, population.arm, cell.dimension):
+            judged.patch(second, cell, sign)
+
+    def _judged_by(self, family: Family, arm: Arm, dimension: str) -> tuple[JudgedRule, ...]:
+        found = self._judged_of.get((family, arm, dimension))
+        if found is None:
+            # Dimensions come from our own workers' cells: there are few.
+            found = self._judged_of[family, arm, dimension] = tuple(
+                judged
+                for judged in self.rules
+                if _is_of(judged.rule, family, arm) and dimension in judged.wanted
+            )
+        return found
 
     def renumber(self, generations: range, opened: Iterable[tuple[Family, Placed]]) -> None:
         """Events with these generation numbers are its own from now on. `opened`: the cells of open seconds.
@@ -245,10 +257,10 @@ class RolloutEvidence:
             self.worst[second] = worst
 
 
-def _is_of(rule: Rule, family: Family, population: Population) -> bool:
+def _is_of(rule: Rule, family: Family, arm: Arm) -> bool:
     if rule.metric.family != family:
         return False
-    return population.arm != "control" if rule.arm == "any" else population.arm == rule.arm
+    return arm != "control" if rule.arm == "any" else arm == rule.arm
 
 
 def _whole_count(population_cells: PopulationCells, family: Family) -> int:

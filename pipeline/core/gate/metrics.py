@@ -11,13 +11,12 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
 from typing import Final, Literal, TypeAlias
 
 from pipeline.core.bins import bin_count, bin_lower, bin_upper
-from pipeline.core.gate.policy import Metric, Rule
+from pipeline.core.gate.policy import Rule
 from schemas.buckets import Cell, Distribution
 
 Vec: TypeAlias = dict[int, int]
@@ -76,7 +75,7 @@ def extract(rule: Rule, cell: Cell) -> Vec | None:
     vec = {COUNT: found.count}
     if found.sum:
         vec[VALUE] = found.sum
-    excess = _excess(found, metric, rule.limit)
+    excess = _excess(found, rule)
     if excess:
         vec[EXCESS] = excess
     return vec
@@ -95,7 +94,8 @@ def read(rule: Rule, vec: Mapping[int, int]) -> Reading:
     if count <= 0:
         return Reading(0, None, None, False)
     amount = vec.get(VALUE, 0)
-    over = amount > rule.limit * metric.unit * count
+    numerator, denominator = rule.limit_ratio
+    over = amount * denominator > numerator * count
     value = amount / count / metric.unit
     return Reading(count, value, value, over)
 
@@ -148,21 +148,27 @@ def _count_from(found: Distribution, first: int) -> int:
     return sum(found.counts[bisect_right(found.bins, first - 1) :])
 
 
-def _excess(found: Distribution, metric: Metric, limit: Fraction) -> int:
+def _excess(found: Distribution, rule: Rule) -> int:
     """Σ (bin's middle − limit) over the bins above the limit; the measures without bins carry their sum."""
     if not found.bins:
         return found.sum
-    units = int(limit * metric.unit)
-    first = _first_bin_over(metric.kind, units)
-    total = 0
-    for at in range(bisect_right(found.bins, first - 1), len(found.bins)):
-        total += found.counts[at] * (_middle(metric.kind, found.bins[at]) - units)
-    return total
+    numerator, denominator = rule.limit_ratio
+    first, weights = _weights_over(rule.metric.kind, numerator // denominator)
+    start = bisect_right(found.bins, first - 1)
+    return sum(
+        count * weights[held - first]
+        for held, count in zip(found.bins[start:], found.counts[start:], strict=True)
+    )
 
 
-@lru_cache(maxsize=8192)
-def _middle(kind: Literal["latency", "score"], held: int) -> int:
-    return (bin_lower(kind, held) + bin_upper(kind, held) + 1) // 2
+@lru_cache(maxsize=256)
+def _weights_over(kind: Literal["latency", "score"], limit: int) -> tuple[int, tuple[int, ...]]:
+    """The first bin that lies wholly over `limit`, and from it on what each bin's middle has over it."""
+    first = _first_bin_over(kind, limit)
+    middles = (
+        (bin_lower(kind, held) + bin_upper(kind, held) + 1) // 2 for held in range(first, bin_count(kind))
+    )
+    return first, tuple(middle - limit for middle in middles)
 
 
 class KlError(ValueError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final, Literal, TypeAlias
 
@@ -65,6 +65,11 @@ class Rule:
     mode: Mode
     arm: ArmName
     traffic: Traffic
+    limit_ratio: tuple[int, int] = field(init=False, repr=False, compare=False)
+    """The limit in the cells' integer units, as numerator and denominator: read at every evaluation."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "limit_ratio", (self.limit * self.metric.unit).as_integer_ratio())
 
     @property
     def enforcing(self) -> bool:
