@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.bench import machine
-from tests.bench.context import Context, end_on_sigterm, started_broker
+from tests.bench.context import BROKER, Context, end_on_sigterm, started_broker
 from tests.bench.errors import BenchError, BrokerAbsentError
 from tests.bench.measurements import MEASUREMENTS, Local, Measurement, OnKafka
 from tests.bench.rows import Row, row, show, write
@@ -104,7 +104,7 @@ async def _run(chosen: Mapping[str, Measurement], shared: Path, rows: list[Row],
     if on_kafka:
         with tempfile.TemporaryDirectory(prefix="klaxon-bench-") as made:
             folder = Path(made)
-            with started_broker(folder / "broker") as broker:
+            with started_broker(folder / BROKER) as broker:
                 context = Context(broker, folder, OUT.parent / "bench", shared, quick)
                 for name, one in on_kafka.items():
                     rows += await _measured(name, partial(one.run, context))

@@ -28,6 +28,8 @@ PAIRS: Final = 20_000
 REQUESTS: Final = 200_000
 RESPONSES_PER_RECORD: Final = 64
 REQUESTS_PER_RECORD: Final = 100
+BROKER: Final = "broker"
+"""The broker's folder in the bench's."""
 
 
 @contextmanager
@@ -58,6 +60,11 @@ class Context:
     """Generated events are kept here between runs."""
     shared: Path
     quick: bool
+
+    @property
+    def broker_pid(self) -> int:
+        """The broker's process."""
+        return int((self.folder / BROKER / "broker.pid").read_text())
 
     @property
     def bare(self) -> Peer:

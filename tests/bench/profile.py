@@ -21,7 +21,7 @@ from typing import Final
 
 from tests.bench.__main__ import ABSENT, INTERRUPTED, MISSED, OK, OUT, absent, shared_folder
 from tests.bench.archive import archiving
-from tests.bench.context import Context, end_on_sigterm, started_broker
+from tests.bench.context import BROKER, Context, end_on_sigterm, started_broker
 from tests.bench.drain import draining
 from tests.bench.errors import BenchError, BrokerAbsentError
 from tests.bench.measurements import MEASUREMENTS
@@ -93,7 +93,7 @@ class Sampler:
 async def _on_kafka(kind: str, sampler: Sampler, folder: Path) -> str:
     """A worker on one backlog; the first warms it up."""
     end_on_sigterm()
-    with started_broker(folder / "broker") as broker:
+    with started_broker(folder / BROKER) as broker:
         context = Context(broker, folder, OUT.parent / "bench", shared_folder(), quick=True)
         if kind == "archive":
             backlog = await context.requests(partitions=PARTITIONS)

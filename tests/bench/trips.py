@@ -10,9 +10,10 @@ publisher, whose batching is part of what is measured, and the wall clock of one
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from math import ceil
@@ -22,15 +23,16 @@ import msgspec
 from aiokafka import AIOKafkaProducer
 from msgspec import Struct
 
-from agents.publish import KafkaRecordProducer, Publisher, PublisherSettings
+from agents.publish import Publisher, PublisherSettings
 from pipeline.policy_file import shipped_policy_text
-from schemas.control import ArmSpec, Cause, Command, RolloutSpec
+from schemas.control import ArmSpec, Command, Directive, RolloutSpec
 from schemas.events import Arm, LogitEvent, RequestEvent
-from schemas.topics import CONTENT_TYPE, JSON, Topic, gating_partition
+from schemas.topics import CONTENT_TYPE, JSON, Topic, gating_partition, partition_of
 from tests.bench.context import Context
 from tests.bench.drain import cpu_s
 from tests.bench.errors import BenchError
 from tests.bench.rows import Row, row
+from tests.bench.stages import STAGES, NotingProducer, Timed, stages
 from tests.kafka.broker import Broker
 from tests.kafka.processes import KLAXON, Worker
 from tests.kafka.records import now_us
@@ -55,19 +57,13 @@ class _Effective(Struct, frozen=True):
     weights: dict[str, float]
 
 
-class _Directive(Struct, frozen=True):
-    state: str
-    ts_us: int
-    cause: Cause | None = None
-
-
 class _Line(Struct, frozen=True):
     """A line of `klaxon router --json`, as far as it is used."""
 
     rollout: str
     changed_us: int
     effective: _Effective
-    directive: _Directive
+    directive: Directive
 
 
 @dataclass
@@ -154,24 +150,16 @@ class Answers:
         return events
 
 
-@dataclass(frozen=True, slots=True)
-class Trip:
-    """Times since the deciding event's `publish()`, in ms."""
-
-    decided: float
-    """The gate's clock at its decision."""
-    applied: float
-    """The router's when it held weight 0."""
-
-
 @dataclass
 class _Fleet:
     """Everything that runs."""
 
     publisher: Publisher
+    producer: NotingProducer
     commands: AIOKafkaProducer
     routed: _Routed
     workers: Sequence[Worker]
+    broker_pid: int
 
     async def start(self, rollout: str) -> None:
         """Start a roll-out; returns once the router has its first directive."""
@@ -206,8 +194,9 @@ class _Fleet:
         return "\n".join(f"--- {worker.kind}\n{worker.log[-1500:]}" for worker in self.workers)
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU time of every worker so far."""
-        return {worker.kind: cpu_s(worker.pid) for worker in self.workers}
+        """CPU time of every worker so far, of the broker, and of this process, which makes the traffic."""
+        pids = {worker.kind: worker.pid for worker in self.workers} | {"broker": self.broker_pid}
+        return {**{kind: cpu_s(pid) for kind, pid in pids.items()}, "bench": cpu_s(os.getpid())}
 
     async def background(self) -> None:
         """200 healthy pairs a second, requests and answers, as evenly as the machine allows."""
@@ -223,7 +212,7 @@ class _Fleet:
             sent = due
             await asyncio.sleep(0.01)
 
-    async def trip(self, rollout: str, draw: random.Random) -> Trip:
+    async def trip(self, rollout: str, draw: random.Random) -> Timed:
         """One roll-out to its trip."""
         answers = Answers(draw.getrandbits(32))
         tripped = self.routed.expect(rollout)
@@ -240,6 +229,7 @@ class _Fleet:
         self.publisher.publish(baseline[1])
         await asyncio.sleep(draw.uniform(0.2, 0.4))
         deciding = msgspec.structs.replace(canary[1], ts_us=now_us() - canary[1].duration_us)
+        self.producer.note(partition_of(deciding.signature.encode(), PARTITIONS))
         published_us = now_us()
         if not self.publisher.publish(deciding):
             raise BenchError(f"{rollout}: the deciding event was not accepted")
@@ -252,14 +242,14 @@ class _Fleet:
         cause = line.directive.cause
         if cause is None or cause.samples != SAMPLES:
             raise BenchError(f"{rollout}: tripped for {cause}, not for {SAMPLES} pairs")
-        return Trip((line.directive.ts_us - published_us) / 1000, (line.changed_us - published_us) / 1000)
+        return Timed(rollout, deciding.signature, published_us, line.directive, line.changed_us)
 
 
 async def trips(context: Context) -> list[Row]:
-    """p50 and p99 over at least 50 trips (quick: 10)."""
+    """p50 and p99 over at least 50 trips (quick: 12), and what their stages take."""
     count = context.rounds(56, 12)
     broker = await context.with_partitions(PARTITIONS, append_time=True)
-    done: list[Trip] = []
+    done: list[Timed] = []
     async with _fleet(context, broker) as fleet:
         fleet.routed.expect(BACKGROUND)
         await fleet.start(BACKGROUND)
@@ -273,7 +263,7 @@ async def trips(context: Context) -> list[Row]:
             for number in numbers:
                 done.append(await fleet.trip(f"trip-{number}", draw))
                 if len(done) % 10 == 0:
-                    context.say(f"trips: {len(done)} of {count}, the last took {done[-1].applied:.0f} ms")
+                    context.say(f"trips: {len(done)} of {count}, the last took {_total_ms(done[-1]):.0f} ms")
 
         try:
             await asyncio.gather(*(lane(seed) for seed in range(LANES)))
@@ -282,20 +272,35 @@ async def trips(context: Context) -> list[Row]:
             with suppress(asyncio.CancelledError):
                 await background
         wall_s = time.monotonic() - started_s
-        shares = {kind: (spent - before_s[kind]) / wall_s for kind, spent in fleet.cpu_s().items()}
+        cores = {kind: (spent - before_s[kind]) / wall_s for kind, spent in fleet.cpu_s().items()}
         stats = fleet.publisher.stats()
         if stats.dropped:
             raise BenchError(f"trips: the publisher dropped {stats.dropped}: this machine is too slow")
-    applied, decided = sorted(trip.applied for trip in done), sorted(trip.decided for trip in done)
-    return [
+        found = await stages(broker, fleet.producer, done)
+    return _rows(done, found, cores)
+
+
+def _total_ms(trip: Timed) -> float:
+    return (trip.applied_us - trip.published_us) / 1000
+
+
+def _rows(
+    done: Sequence[Timed], found: Sequence[Mapping[str, float]], cores: Mapping[str, float]
+) -> list[Row]:
+    applied = sorted(map(_total_ms, done))
+    rows = [
         row("trip.p50", _quantile(applied, 0.5), "ms"),
         row("trip.p99", _quantile(applied, 0.99), "ms", ceiling=CEILING_MS),
         row("trip.greatest", applied[-1], "ms"),
-        row("trip.decided_p50", _quantile(decided, 0.5), "ms"),
-        row("trip.decided_p99", _quantile(decided, 0.99), "ms"),
         row("trip.count", len(applied), "trips"),
-        *(row(f"trip.{kind}_cpu", share, "cores") for kind, share in shares.items()),
     ]
+    for stage in STAGES[1:]:
+        ordered = sorted(each[stage] for each in found)
+        rows += [
+            row(f"trip.until_{stage}_p50", _quantile(ordered, 0.5), "ms"),
+            row(f"trip.until_{stage}_p99", _quantile(ordered, 0.99), "ms"),
+        ]
+    return [*rows, *(row(f"trip.{kind}_cpu", share, "cores") for kind, share in cores.items())]
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:
@@ -320,12 +325,11 @@ async def _fleet(context: Context, broker: Broker) -> AsyncIterator[_Fleet]:
         commands = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all")
         await commands.start()
         exits.push_async_callback(commands.stop)
-        publisher = Publisher(
-            KafkaRecordProducer(broker.bootstrap), PublisherSettings(f"bench-{time.monotonic_ns()}")
-        )
+        producer = NotingProducer(broker.bootstrap)
+        publisher = Publisher(producer, PublisherSettings(f"bench-{time.monotonic_ns()}"))
         publisher.start()
         exits.push_async_callback(publisher.close, 5.0)
         routed = _Routed()
         following = asyncio.create_task(routed.follow(router))
         exits.callback(following.cancel)
-        yield _Fleet(publisher, commands, routed, workers)
+        yield _Fleet(publisher, producer, commands, routed, (*workers, router), context.broker_pid)
