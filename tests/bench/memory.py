@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
+
+import numpy as np
 
 from pipeline.core.measuring import MeasureSource
 from pipeline.core.pairing import PairSource
@@ -18,7 +21,7 @@ from schemas.codec import (
     logit_columns,
     request_columns,
 )
-from schemas.columns import BatchHeader
+from schemas.columns import U1, BatchHeader
 from schemas.events import LogitEvent, RequestEvent
 from schemas.topics import COLUMNS, Topic
 from tests.bench.rows import Row, row
@@ -75,7 +78,7 @@ class _Halves:
     """Baseline halves that no canary ever answers, in records of 64."""
 
     def __init__(self, count: int, limit: int) -> None:
-        records = [_record_of_halves(number) for number in range(count // HALVES_PER_RECORD)]
+        records = list(_records_of_halves(count // HALVES_PER_RECORD))
         source = PairSource(Topic.LOGITS, 0, SETTINGS, waiting_bytes=limit)
 
         def read() -> None:
@@ -102,14 +105,14 @@ def _cell_bytes() -> float:
 def _fullest_second() -> int:
     """Cells of a second in which far more than may be held were claimed."""
     source = MeasureSource(Topic.REQUESTS, 0, SETTINGS)
-    value = _record_of_requests(0, MANY_NODES)
+    (value,) = _records_of_requests(MANY_NODES, 1)
     source.read(RecordMeta(0, START_US + 900_000, len(value)), decode_requests(value, COLUMNS))
     return source.gauges()["cells"]
 
 
 def _read_requests(nodes: int) -> tuple[int, int]:
     """Bytes held, and cells."""
-    records = [_record_of_requests(second, nodes) for second in range(SECONDS)]
+    records = list(_records_of_requests(nodes, SECONDS))
     source = MeasureSource(Topic.REQUESTS, 0, SETTINGS)
 
     def read() -> None:
@@ -136,41 +139,43 @@ def _held(action: Callable[[], None]) -> int:
     return after - before
 
 
-def _record_of_halves(number: int) -> bytes:
+def _records_of_halves(count: int) -> Iterator[bytes]:
+    """The same answers again and again, each time of other prompts."""
     lists = tuple(tuple(range(first, first + TOP)) for first in range(0, POSITIONS * TOP, TOP))
-    events = [
-        LogitEvent(
-            v=1,
-            rollout="bench",
-            arm="baseline",
-            signature=f"{number * HALVES_PER_RECORD + at:032x}",
-            pair_id=f"{number * HALVES_PER_RECORD + at:032x}",
-            ts_us=START_US,
-            duration_us=0,
-            node="baseline-0",
-            input_tokens=100,
-            model_version="m1",
-            expected_arms=("baseline", "canary"),
-            definition="raw",
-            source="generated",
-            tokens=tuple(each[0] for each in lists),
-            top_ids=lists,
-            top_logprobs=((-0.25, -2.0, -3.0, -4.0, -5.0),) * POSITIONS,
-        )
-        for at in range(HALVES_PER_RECORD)
-    ]
-    return encode_logits(logit_columns(events), HEADER)
+    event = LogitEvent(
+        v=1,
+        rollout="bench",
+        arm="baseline",
+        signature="0" * 32,
+        pair_id="0" * 32,
+        ts_us=START_US,
+        duration_us=0,
+        node="baseline-0",
+        input_tokens=100,
+        model_version="m1",
+        expected_arms=("baseline", "canary"),
+        definition="raw",
+        source="generated",
+        tokens=tuple(each[0] for each in lists),
+        top_ids=lists,
+        top_logprobs=((-0.25, -2.0, -3.0, -4.0, -5.0),) * POSITIONS,
+    )
+    columns = logit_columns([event] * HALVES_PER_RECORD)
+    for number in range(count):
+        ids = _ids(number * HALVES_PER_RECORD, HALVES_PER_RECORD)
+        yield encode_logits(dataclasses.replace(columns, signature=ids, pair_id=ids), HEADER)
 
 
-def _record_of_requests(second: int, nodes: int) -> bytes:
+def _records_of_requests(nodes: int, seconds: int) -> Iterator[bytes]:
+    """The same requests every second, each time of other prompts."""
     events: Sequence[RequestEvent] = [
         RequestEvent(
             v=1,
             rollout="bench",
             arm="canary",
-            signature=f"{second * EVENTS + at:032x}",
-            pair_id=f"{second * EVENTS + at:032x}",
-            ts_us=START_US + second * 1_000_000,
+            signature="0" * 32,
+            pair_id="0" * 32,
+            ts_us=START_US,
             duration_us=400_000 + at * 17 % 500_000,
             node=f"canary-{at % nodes}",
             input_tokens=100 + at * 13 % 9_000,
@@ -182,4 +187,15 @@ def _record_of_requests(second: int, nodes: int) -> bytes:
         )
         for at in range(EVENTS)
     ]
-    return encode_requests(request_columns(events), HEADER)
+    columns = request_columns(events)
+    for second in range(seconds):
+        ids = _ids(second * EVENTS, EVENTS)
+        ts_us = columns.ts_us + second * 1_000_000
+        yield encode_requests(dataclasses.replace(columns, signature=ids, pair_id=ids, ts_us=ts_us), HEADER)
+
+
+def _ids(first: int, count: int) -> U1:
+    """So many different ids of 16 bytes."""
+    numbers = np.zeros((count, 2), dtype=">u8")
+    numbers[:, 1] = np.arange(first, first + count)
+    return numbers.view(np.uint8)

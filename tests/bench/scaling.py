@@ -40,24 +40,25 @@ async def scaling(context: Context) -> list[Row]:
         for kind in KINDS:
             async with draining(kind, broker, context.folder) as drain:
                 for number in range(context.rounds(2, 1)):
-                    await _round(context, kind, drain, backlogs[kind], costs)
+                    await _round(kind, drain, backlogs[kind], costs, spread=number == 0 and not context.quick)
                     context.say(f"scaling: {kind}, {partitions} partitions, round {number + 1}")
     return [each for kind in KINDS for each in _rows(kind, costs)]
 
 
 async def _round(
-    context: Context, kind: str, drain: Drain, backlog: Backlog, costs: dict[Shape, float]
+    kind: str, drain: Drain, backlog: Backlog, costs: dict[Shape, float], *, spread: bool
 ) -> None:
     """Every shape that this number of partitions serves."""
     partitions = backlog.partitions
     for rollouts in ROLLOUTS if partitions == MIDDLE else (1,):
-        speeds: dict[Traffic, float] = {"grown": partitions / MIDDLE * rollouts}
-        if not context.quick:
-            speeds["spread"] = 1.0
-        for traffic, speed in speeds.items():
-            spent = (await drain.cost(backlog.paced(speed), rollouts)).us_per_event
-            shape = (kind, traffic, partitions, rollouts)
-            costs[shape] = min(spent, costs.get(shape, spent))
+        speed = partitions / MIDDLE * rollouts
+        grown = (kind, "grown", partitions, rollouts)
+        spent = (await drain.cost(backlog.paced(speed), rollouts)).us_per_event
+        costs[grown] = min(spent, costs.get(grown, spent))
+        if speed == 1.0:
+            costs[kind, "spread", partitions, rollouts] = costs[grown]
+        elif spread:
+            costs[kind, "spread", partitions, rollouts] = (await drain.cost(backlog, rollouts)).us_per_event
 
 
 def _rows(kind: str, costs: Mapping[Shape, float]) -> list[Row]:
@@ -74,10 +75,10 @@ def _rows(kind: str, costs: Mapping[Shape, float]) -> list[Row]:
                 for count, shape in shapes.items()
                 if (kind, traffic, *shape) in costs
             }
-            if not found:
-                continue
+            if len(found) < len(shapes):
+                continue  # not measured
             name = f"{kind}.{axis}"
             rows += [row(f"{name}_{count}.{traffic}", cost, "µs/event") for count, cost in found.items()]
-            ratio = max(found.values()) / min(found.values())
-            rows.append(row(f"{name}.{traffic}.dearest_over_cheapest", ratio, "ratio", ceiling=ceiling))
+            ratio = max(found.values()) / found[1]
+            rows.append(row(f"{name}.{traffic}.dearest_over_one", ratio, "ratio", ceiling=ceiling))
     return rows
