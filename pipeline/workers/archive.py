@@ -357,7 +357,7 @@ def archive(config: Config, opener: StoreOpener) -> WorkerSpec:
     def make(link: Link, _counts: Mapping[Topic, int]) -> ArchiveWorker:
         return ArchiveWorker(link, config, opener)
 
-    return WorkerSpec("archive", reads=READS, needs=(Topic.DEAD_LETTER,), make=make)
+    return WorkerSpec("archive", reads=READS, needs=(Topic.DEAD_LETTER,), make=make, patient=True)
 
 
 def _now_us() -> int:

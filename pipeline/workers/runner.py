@@ -77,6 +77,8 @@ class WorkerSpec:
     needs: tuple[Topic, ...]
     make: MakeProcessor
     new_groups_start_at_end: bool = False
+    patient: bool = False
+    """Whether half a second of delay is nothing to it: it then reads in few large fetches."""
 
     @property
     def group(self) -> str:
@@ -142,7 +144,10 @@ class Runner:
     async def _work(self) -> None:
         counts = await wait_for_topics(self._kafka, dict.fromkeys(self._spec.reads + self._spec.needs))
         app = KlaxonApp(
-            self._spec.group, self._kafka, new_groups_start_at_end=self._spec.new_groups_start_at_end
+            self._spec.group,
+            self._kafka,
+            new_groups_start_at_end=self._spec.new_groups_start_at_end,
+            patient=self._spec.patient,
         )
         link = Link(app)
         processor = self._spec.make(link, counts)

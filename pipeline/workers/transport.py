@@ -29,13 +29,22 @@ PRIVATE_NAMES: Final = {
         "_ensure_consumer",
         "_commit",
     ),
-    "aiokafka.AIOKafkaConsumer": ("_isolation_level", "_fetch_max_wait_ms", "_subscription"),
+    "aiokafka.AIOKafkaConsumer": (
+        "_isolation_level",
+        "_fetch_max_wait_ms",
+        "_fetch_min_bytes",
+        "_subscription",
+    ),
 }
 
 YEAR_S: Final = 31_536_000
 """Poll interval: back-pressure longer than it would stop the worker silently, for good."""
 BUFFERED_RECORDS: Final = 128
 FETCH_BYTES: Final = 4 << 20
+PATIENT_BYTES: Final = 1 << 19
+PATIENT_WAIT_MS: Final = 500
+"""What a patient reader's fetches wait for at the broker. Others are answered at the first new record of any
+partition: of a busy archive hundreds a second, which broker and reader both pay for."""
 REQUEST_TIMEOUT_S: Final = 40.0
 LINGER_S: Final = 0.01
 BATCH_BYTES: Final = 1 << 18
@@ -55,6 +64,9 @@ class _CommittedReads(AIOKafkaConsumerThread):
         consumer = super()._create_worker_consumer(transport)
         consumer._isolation_level = isolation(self.app.kafka)
         consumer._fetch_max_wait_ms = self.app.kafka.fetch_wait_ms
+        if self.app.patient:
+            consumer._fetch_max_wait_ms = max(PATIENT_WAIT_MS, self.app.kafka.fetch_wait_ms)
+            consumer._fetch_min_bytes = PATIENT_BYTES
         return consumer
 
     async def _commit(self, offsets: Mapping[TP, int]) -> bool:
@@ -75,8 +87,17 @@ class _Transport(Transport):
 class KlaxonApp(faust.App):
     """A Faust app with our transport, and without the folders Faust makes for tables."""
 
-    def __init__(self, group: str, kafka: KafkaConfig, *, new_groups_start_at_end: bool = False) -> None:
+    def __init__(
+        self,
+        group: str,
+        kafka: KafkaConfig,
+        *,
+        new_groups_start_at_end: bool = False,
+        patient: bool = False,
+    ) -> None:
+        """`patient`: rather few large reads than every record at once."""
         self.kafka = kafka
+        self.patient = patient
         session_s = kafka.session_timeout_ms / 1000
         super().__init__(
             group,

@@ -42,8 +42,14 @@ def test_every_private_name_is_still_there(path: str, name: str) -> None:
     assert hasattr(owner, name) or f"self.{name} =" in source or f"self.{name}:" in source
 
 
-async def test_the_consumer_thread_is_made_by_our_transport_and_reads_committed() -> None:
-    app = transport.KlaxonApp("group", KafkaConfig(fetch_wait_ms=37))
+@pytest.mark.parametrize(
+    ("patient", "wait_ms", "least_bytes"),
+    [(False, 37, 1), (True, transport.PATIENT_WAIT_MS, transport.PATIENT_BYTES)],
+)
+async def test_the_consumer_thread_is_made_by_our_transport_and_reads_committed(
+    patient: bool, wait_ms: int, least_bytes: int
+) -> None:
+    app = transport.KlaxonApp("group", KafkaConfig(fetch_wait_ms=37), patient=patient)
     app.finalize()
     made = app.transport.create_consumer(
         callback=lambda _: None, on_partitions_revoked=None, on_partitions_assigned=None
@@ -52,7 +58,8 @@ async def test_the_consumer_thread_is_made_by_our_transport_and_reads_committed(
     consumer = thread._create_worker_consumer(app.transport)
     try:
         assert consumer._isolation_level == "read_committed"
-        assert consumer._fetch_max_wait_ms == 37
+        assert consumer._fetch_max_wait_ms == wait_ms
+        assert consumer._fetch_min_bytes == least_bytes
         assert consumer._client._metadata_max_age_ms == transport.METADATA_AGE_MS
     finally:
         consumer._closed = True  # never started: nothing to stop
