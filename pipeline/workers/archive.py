@@ -147,13 +147,14 @@ class ArchiveWorker:
         self._threads = ThreadPoolExecutor(MOST_THREADS, "clickhouse")
         self._lag = LagWatch(link.group, config.kafka)
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stopping = asyncio.Event()
         self._connecting = asyncio.create_task(self._connect())
         self._connecting.add_done_callback(self._served)
 
     async def _connect(self) -> None:
         """Open the store; partitions wait for it, and meanwhile Kafka's commit tells their lag."""
         attempt = 0
-        while self._store is None:
+        while self._store is None and not self._stopping.is_set():
             try:
                 self._store = await self._in_thread(self._opener.open)
             except (StoreUnavailableError, QueryError) as error:
@@ -161,7 +162,8 @@ class ArchiveWorker:
                 log.warning(
                     "%s; trying again in %.1f s (a new database: run `klaxon migrate`)", error, delay_s
                 )
-                await asyncio.sleep(delay_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), delay_s)
                 attempt += 1
         for seat in self._seats.values():
             seat.changed.set()
@@ -333,10 +335,11 @@ class ArchiveWorker:
     async def stop(self) -> None:
         for place in list(self._seats):
             self._leave(place)
-        self._connecting.cancel()
-        if self._store is None:
-            self._opener.cut()
-        else:
+        self._stopping.set()
+        while not self._connecting.done():
+            self._opener.cut()  # again and again: the driver asks once more on a new connection
+            await asyncio.wait([self._connecting], timeout=0.2)
+        if self._store is not None:
             await self._last_inserts(self._store)
         self._threads.shutdown(wait=False)
         await self._intake.stop()
