@@ -116,10 +116,17 @@ class Intake:
         return ""
 
     def gaps(self, evidence_from: int, restored_through: int | None) -> list[tuple[int, int, str]]:
-        """(first, last, source) of seconds that are no longer retained, as one roll-out sees it."""
+        """(first, last, source) of seconds that are no longer retained, as one roll-out sees it.
+
+        Seconds that were folded before a restart are its predecessor's to tell: who begins to read amid the
+        log may find a source's new owner, who catches up, before the last words of the old one.
+        """
+        told = -1 if restored_through is None else restored_through
         found: list[tuple[int, int, str]] = []
         for source in self.sources.values():
-            found += [(low, high, source.name) for low, high in source.gaps if high >= evidence_from]
+            found += [
+                (low, high, source.name) for low, high in source.gaps if high >= evidence_from and low > told
+            ]
             if restored_through is not None and source.first is not None:
                 closed_from, whole_from = source.first
                 due = restored_through + 1

@@ -301,6 +301,21 @@ def test_after_a_gap_in_retention_the_rollout_pauses() -> None:
     assert effect.directive.state == "paused"
 
 
+def test_the_last_words_of_an_old_owner_behind_the_first_of_its_successor_are_no_gap() -> None:
+    """Who begins to read there does not know what the old owner said before."""
+    bench = Bench.started()
+    bench.run(T0, T0 + 60, lambda _: [PopulationCells(canary(), [pair_cell([0.01] * 10)])])
+    bench.write(bench.core.renew(us(T0 + 80)))
+    bench.finals.clear()
+    heir = bench.crash()
+    for topic in SOURCES:
+        heir.read(final(topic, 0, T0 + 20))  # of the successor, which catches up
+        heir.read(final(topic, T0 + 35, T0 + 40))
+        heir.read(final(topic, T0 + 21, T0 + 62))
+    assert heir.write(heir.core.judge_complete(us(T0 + 78))) == []
+    assert heir.control["chat"].state == "observing"
+
+
 def test_a_gap_is_told_once_whatever_dies() -> None:
     bench = Bench.started()
     healthy = [PopulationCells(canary(), [pair_cell([0.01] * 10)])]
