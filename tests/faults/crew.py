@@ -75,13 +75,10 @@ class Crew:
         """Wait until both hold something and together everything; who has ended by itself is replaced."""
 
         async def done() -> bool:
-            for seat, worker in enumerate(self.seats):
-                if not worker.running:
-                    if seat == self._vacant:
-                        self._vacant = None
-                    else:
-                        self._note_death(worker)
-                    self.seats[seat] = await self._started()
+            if self._vacant is not None:
+                self.seats[self._vacant] = await self._started()
+                self._vacant = None
+            await self._replace_ended()
             held = [held_by(worker) for worker in self.seats]
             return all(held) and set().union(*held) == self.everything
 
@@ -130,6 +127,13 @@ class Crew:
         )
         await worker.start()
         return worker
+
+    async def _replace_ended(self, *expected: Worker) -> None:
+        """Whoever has ended by itself is replaced; `expected`: whose end is somebody else's to see to."""
+        for seat, worker in enumerate(self.seats):
+            if not worker.running and worker not in expected:
+                self._note_death(worker)
+                self.seats[seat] = await self._started()
 
     def _note_death(self, worker: Worker) -> None:
         """A gate that was away for too long is fenced; nothing else may end a worker."""
@@ -217,13 +221,14 @@ class Crew:
 
     async def _thaw(self, fault: Fault, victim: Worker) -> None:
         """Keep it frozen past its session, until the other works on all it held; then let it go on."""
-        peer = self.seats[1 - fault.seat]
-        told = assignments(peer)
+        first = self.seats[1 - fault.seat]
+        told = assignments(first)
 
         async def moved() -> bool:
-            assert peer.running, f"the other {self.kind} ended: {last_line(peer)}"
+            peer = self.seats[1 - fault.seat]  # another one, if the first has ended
             # A freeze within the rebalance itself: what the other was told in that one is new, too.
-            new = assignments(peer) > told or fault.point.when in ("starting", "rebalancing")
+            known = told if peer is first else 0
+            new = assignments(peer) > known or fault.point.when in ("starting", "rebalancing")
             return is_frozen(victim) and new and worked_on_by(peer) == self.everything
 
         await self._eventually(moved, "the other works on everything of the frozen worker")
@@ -243,6 +248,8 @@ class Crew:
         second = fired_us // SECOND
 
         async def done() -> bool:
+            # One that was thawed earlier may be found out only now.
+            await self._replace_ended(victim)
             if self.kind in ("measure", "pair"):
                 closed = self.on.follower.closed
                 return all(
