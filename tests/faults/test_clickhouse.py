@@ -13,7 +13,6 @@ from tests.kafka.broker import Broker
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.slow,
-    pytest.mark.long,
     pytest.mark.faults,
     pytest.mark.timeout(900),
 ]
@@ -35,24 +34,28 @@ async def test_every_way_not_to_answer_neither_loses_nor_doubles(
     print(await clickhouse.broken_answers(server, kafka_session, tmp_path / "on", SEED))
 
 
+@pytest.mark.long
 async def test_a_death_around_an_insert_that_is_not_answered(
     server: clickhouse.Server, kafka_session: Broker, tmp_path: Path
 ) -> None:
     print(await clickhouse.killed_meanwhile(server, kafka_session, tmp_path / "on", SEED, modes=("late",)))
 
 
+@pytest.mark.long
 async def test_a_rollout_trips_while_clickhouse_hangs(
     server: clickhouse.Server, kafka_session: Broker, tmp_path: Path
 ) -> None:
     print(await clickhouse.trips_go_on(server, kafka_session, tmp_path, SEED))
 
 
+@pytest.mark.long
 async def test_a_full_disk_is_waited_out(
     server: clickhouse.Server, kafka_session: Broker, tmp_path: Path
 ) -> None:
     print(await clickhouse.full_disk(server, kafka_session, tmp_path, SEED))
 
 
+@pytest.mark.long
 async def test_retention_is_said_to_run_out_before_it_does(
     server: clickhouse.Server, kafka_session: Broker, tmp_path: Path
 ) -> None:
@@ -63,7 +66,7 @@ async def test_retention_is_said_to_run_out_before_it_does(
     ("defect", "modes", "found"),
     [
         ("believes_every_answer", ("in_body",), "lost"),
-        ("retries_without_token_or_counting", ("late",), "[2-9] times"),
+        pytest.param("retries_without_token_or_counting", ("late",), "[2-9] times", marks=pytest.mark.long),
     ],
 )
 async def test_known_bad_archives_are_found(
@@ -80,6 +83,7 @@ async def test_known_bad_archives_are_found(
         )
 
 
+@pytest.mark.long
 async def test_a_known_bad_archive_that_does_not_wait_for_its_inserts_is_found(
     server: clickhouse.Server, kafka_session: Broker, tmp_path: Path
 ) -> None:

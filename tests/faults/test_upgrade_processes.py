@@ -38,7 +38,6 @@ pytestmark = [
     pytest.mark.faults,
     pytest.mark.kafka,
     pytest.mark.slow,
-    pytest.mark.long,
     pytest.mark.timeout(600),
 ]
 
@@ -198,6 +197,7 @@ LONG_ENOUGH_S = 10
 """A step needs join timeout + window + lateness: 4 seconds."""
 
 
+@pytest.mark.long
 async def test_a_worker_with_other_settings_makes_its_seconds_unknown_until_it_is_replaced(
     kafka: Broker, log_folder: Path
 ) -> None:
@@ -217,6 +217,7 @@ async def test_a_worker_with_other_settings_makes_its_seconds_unknown_until_it_i
         assert await _problems(kafka) == {}
 
 
+@pytest.mark.long
 async def test_a_worker_with_other_settings_is_found_out_where_a_gate_trusts_it(
     kafka: Broker, log_folder: Path
 ) -> None:
