@@ -8,6 +8,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from math import floor
 from typing import Any, Final
 
 from agents.publish.batches import (
@@ -96,6 +97,7 @@ class Publisher:
         self._idle.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._hurry = False
+        self._first_tick = 0.0
         self._closed = False
         self._connected = False
         self._queued_events = 0
@@ -112,6 +114,7 @@ class Publisher:
 
     def start(self) -> None:
         """Begin to connect and to send, in the background; returns at once. Needs a running event loop."""
+        self._first_tick = asyncio.get_running_loop().time()
         self._spawn(self._route(), "publisher-route")
 
     def publish(self, event: Event) -> bool:
@@ -307,7 +310,7 @@ class Publisher:
     async def _wait_until_due(self, lane: _Lane) -> None:
         now = asyncio.get_running_loop().time
         since = lane.items[0].since if lane.items else now()
-        due = since + self._settings.flush_age_us / _MILLION
+        due = self._tick_after(since)
         while not (lane.full() or self._hurry):
             left = due - now()
             if left <= 0:
@@ -318,6 +321,15 @@ class Publisher:
             except TimeoutError:
                 return
             lane.wake.clear()
+
+    def _tick_after(self, since: float) -> float:
+        """When what came then is sent at the latest.
+
+        All lanes share the ticks: what is sent at one moment is one request to the broker, and whoever reads
+        several of the partitions wakes up once.
+        """
+        age = self._settings.flush_age_us / _MILLION
+        return self._first_tick + (floor((since - self._first_tick) / age) + 1) * age
 
     async def _send(self, lane: _Lane, items: list[_Item]) -> None:
         """Encode and deliver one batch; without events only if there are drops to report."""

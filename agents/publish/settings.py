@@ -36,7 +36,7 @@ class PublisherSettings:
     producer_id: str
     batch_limits: Mapping[Topic, BatchLimit] = field(default_factory=lambda: BATCH_LIMITS)
     flush_age_us: int = 50_000
-    """A batch is sent at this age, full or not."""
+    """A batch is sent at this age at the latest, full or not."""
     queue_events: int = 20_000
     queue_bytes: int = 16 * 1024 * 1024
     """Bounds of what is accepted but not yet acknowledged, in wire bytes (in memory about ten times that)."""

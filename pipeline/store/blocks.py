@@ -15,7 +15,7 @@ from pipeline.store.columns import Column, Columns, constant, joined
 from pipeline.store.rows import Rows
 
 US_PER_DAY: Final = 86_400_000_000
-BEHIND_TIMES: Final = 5
+BEHIND_TIMES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class BlockLimits:
 
     rows: int = 100_000
     size_bytes: int = 64 << 20
-    age_us: int = 2_000_000
+    age_us: int = 5_000_000
 
     @property
     def behind_age_us(self) -> int:

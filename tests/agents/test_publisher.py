@@ -145,6 +145,20 @@ async def test_a_batch_that_stays_small_is_sent_by_age() -> None:
     await publisher.close(10)
 
 
+async def test_what_waits_in_several_partitions_is_sent_at_one_moment() -> None:
+    producer = FakeProducer()
+    publisher = await started(producer, flush_age_us=1_000_000)
+    for i in range(1, 9):
+        publisher.publish(request(i))
+        await asyncio.sleep(0.02)
+    assert producer.sent == []
+    await producer.until_sent(1)
+    for _ in range(20):  # turns of the loop, no time
+        await asyncio.sleep(0)
+    assert {sent.partition for sent in producer.sent} == {0, 1, 2, 3}
+    await publisher.close(10)
+
+
 async def test_telemetry_and_feedback_have_batches_too() -> None:
     producer = FakeProducer()
     publisher = await started(producer)
