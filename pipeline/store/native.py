@@ -73,6 +73,9 @@ def _write(column: Column, type_: Any, out: bytearray, context: InsertContext) -
             codes = column.within
             absent = np.array([text is None for text in values])[codes]
             _write_nulls(absent if absent.any() else None, len(codes), type_, out)
+            if absent.all():
+                out += bytes(len(codes))  # an empty text each
+                return
             texts = [_text(text or "") for text in values]
             out += b"".join([texts[code] for code in codes.tolist()])
         case HexTexts(raw, absent) if _base(type_) == "String" and not type_.low_card:

@@ -41,7 +41,8 @@ async def archive(context: Context) -> list[Row]:
     async with archiving(context, PARTITIONS) as worker:
         for number in range(context.rounds(4, 2)):
             records = list(backlog.records(now_us()))
-            plain.append(await _plain(context.folder / f"plain-{number}", records, backlog.events))
+            first = number * len(records)
+            plain.append(await _plain(context.folder / "plain", records, first, backlog.events))
             ours.append(backlog.events / await worker.cost(records))
             context.say(f"archive: {ours[-1]:,.0f} rows per CPU second, inserts alone {plain[-1]:,.0f}")
     await _check(worker.dsn, backlog.events * len(ours))
@@ -117,9 +118,12 @@ async def _check(dsn: str, expected: int) -> None:
         raise BenchError(f"archive: {said['rows']} rows and different ones, {expected} were sent")
 
 
-async def _plain(folder: Path, records: list[Out], events: int) -> float:
-    """Rows per CPU second of inserting the same rows, in a process of its own."""
-    numbered = [(each.partition, number, each) for number, each in enumerate(records)]
+async def _plain(folder: Path, records: list[Out], first: int, events: int) -> float:
+    """Rows per CPU second of inserting the same rows, in a process of its own.
+
+    Into one folder round after round, as the worker: whoever inserts pays for merging what stands there.
+    """
+    numbered = [(each.partition, number, each) for number, each in enumerate(records, first)]
     path = folder.with_suffix(".records")
     await asyncio.to_thread(path.write_bytes, msgspec.msgpack.encode(numbered))
     said = await PLAIN.measured("run", f"chdb://{folder}", path, events=events)
