@@ -6,10 +6,10 @@ Integers are plain: µs are the ticks of `DateTime64(6)`, days those of `Date`, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from schemas.columns import ABSENT, U1, Bool, LabelColumn
@@ -17,8 +17,7 @@ from schemas.columns import ABSENT, U1, Bool, LabelColumn
 Codes: TypeAlias = NDArray[np.integer[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
+class Numbers(Struct, frozen=True, gc=False):
     """(n,) numbers; NULL where `absent`."""
 
     values: NDArray[Any]
@@ -35,8 +34,7 @@ class Numbers:
         return [None if absent else value for value, absent in pairs]
 
 
-@dataclass(frozen=True, slots=True)
-class Optionals:
+class Optionals(Struct, frozen=True, gc=False):
     """(n,) numbers; NULL where they are ABSENT, which is looked for once a block, not once a record."""
 
     values: NDArray[Any]
@@ -54,8 +52,7 @@ class Optionals:
         return self.numbers.tolist()
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(Struct, frozen=True, gc=False):
     """(n,) texts `values[codes[i]]`, NULL where that is None. `values` may hold one twice, or unused ones.
 
     A code beyond the last value stands for the last.
@@ -77,8 +74,7 @@ class Texts:
         return [self.values[code] for code in self.within.tolist()]
 
 
-@dataclass(frozen=True, slots=True)
-class HexTexts:
+class HexTexts(Struct, frozen=True, gc=False):
     """(n,) texts: the hex digits of the rows of `raw` (n, bytes); NULL where `absent`."""
 
     raw: U1
@@ -95,8 +91,7 @@ class HexTexts:
         return [None if absent else text for text, absent in zip(texts, self.absent.tolist(), strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class TextLists:
+class TextLists(Struct, frozen=True, gc=False):
     """(n,) arrays of texts: `lengths[i]` of `items` each, in order."""
 
     lengths: NDArray[np.int64]
@@ -111,8 +106,7 @@ class TextLists:
         return [items[end - size : end] for end, size in zip(ends, self.lengths.tolist(), strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class Sparse:
+class Sparse(Struct, frozen=True, gc=False):
     """(n,) values that are `default` (None, or an empty list or dict) but for the given ones."""
 
     n: int
@@ -207,7 +201,8 @@ def _joined_masks(masks: Sequence[Bool | None], sizes: Sequence[int]) -> Bool | 
     filled = [
         np.zeros(size, np.bool_) if mask is None else mask for mask, size in zip(masks, sizes, strict=True)
     ]
-    return np.concatenate(filled)
+    joined = np.concatenate(filled)
+    return joined if joined.any() else None
 
 
 def _joined_texts(parts: Sequence[Texts]) -> Texts:

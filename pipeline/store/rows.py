@@ -199,12 +199,11 @@ def emitted_logprobs(columns: LogitColumns) -> tuple[I8, F8]:
 
 def _label_columns(columns: LabelsColumns, append_us: int, labels: Sequence[str]) -> dict[str, Column]:
     latest_us = held_time_us(append_us) + EVENT_TIME_CUT_US
-    has_pair_id, has_seed = columns.has_pair_id, columns.has_seed
     rows: dict[str, Column] = {name: label(columns.labels[name]) for name in labels}
     rows |= {
         "generation": Optionals(columns.generation),
         "arm": Texts(ARMS, columns.arm),
-        "pair_id": HexTexts(columns.pair_id, None if has_pair_id.all() else ~has_pair_id),
+        "pair_id": HexTexts(columns.pair_id, ~columns.has_pair_id),
         "signature": HexTexts(columns.signature),
         "ts_us": Numbers(columns.ts_us),
         "duration_us": Numbers(columns.duration_us),
@@ -212,7 +211,7 @@ def _label_columns(columns: LabelsColumns, append_us: int, labels: Sequence[str]
         "input_tokens": Numbers(columns.input_tokens),
         "temperature": Optionals(columns.temperature),
         "top_p": Optionals(columns.top_p),
-        "seed": Numbers(columns.seed, None if has_seed.all() else ~has_seed),
+        "seed": Numbers(columns.seed, ~columns.has_seed),
         "max_tokens": Optionals(columns.max_tokens),
         "cached_tokens": Optionals(columns.cached_tokens),
     }
