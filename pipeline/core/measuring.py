@@ -38,7 +38,9 @@ from schemas.events import ARMS
 from schemas.topics import Topic
 
 EVENTS_AT_ONCE: Final = 4096
-"""Waiting events are counted when there are so many, when a second closes, and at every flush."""
+"""Waiting events are counted when there are so many, and at every flush. Seconds close then, too."""
+SECONDS_AT_ONCE: Final = 8
+"""More seconds than that do not wait for it: so many are open, at most, besides those that must be."""
 EVENTS_PER_BUCKET: Final = 1 << 20
 """Events whose keys a bucket remembers; further ones are counted as `uncounted`, not judged."""
 SHARE_GAUGES: Final = frozenset({"kv_usage", "internal", "external"})
@@ -71,6 +73,7 @@ class MeasureSource:
         self._reports = ReportMemory()
         self._waiting: list[_Read[RequestColumns]] = []
         self._events_waiting = 0
+        self._stated_through = -1
         self._finals: list[BucketRecord] = []
         self._last_offset = -1
 
@@ -83,27 +86,30 @@ class MeasureSource:
         self, meta: RecordMeta, decoded: Decoded[RequestColumns] | Decoded[TelemetryColumns] | None
     ) -> None:
         """Take in one record (None: a tick). Ignored if it was read before; raises HoleError (see there)."""
-        before = self._log.closed_through
         if not self._log.advance(meta.offset, meta.append_us, meta.size_bytes):
             return
         self._last_offset = meta.offset
-        self._close(before)
         if decoded is None:
             return
         columns, moment = decoded.columns, (meta.append_us, self._log.log_us, self._log.closed_through)
         if isinstance(columns, RequestColumns):
             if decoded.header is not None and decoded.header.dropped:
-                self._settle()
+                self._close()
                 self._buckets.add(reported_drops(decoded.header, self._reports, self._log))
             self._waiting.append(_Read(columns, *moment))
             self._events_waiting += columns.n
-            if self._events_waiting >= EVENTS_AT_ONCE:
-                self._settle()
+            closable = self._log.closed_through - self._stated_through
+            if self._events_waiting >= EVENTS_AT_ONCE or closable > SECONDS_AT_ONCE:
+                self._close()
         else:
+            self._close()
             self._add_telemetry(_Read(columns, *moment))
 
     def _settle(self) -> None:
-        """Count the events that wait, in log order: many at once cost less each."""
+        """Count the events that wait, in log order: many at once cost less each.
+
+        Whether they are late, and where they count, was decided by how far the log stood when they were read.
+        """
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -139,8 +145,8 @@ class MeasureSource:
         )
 
     def take_flush(self) -> Flush:
-        """Everything new since the last flush; counts what waits."""
-        self._settle()
+        """Everything new since the last flush; counts and closes what waits."""
+        self._close()
         finals, self._finals = self._finals, []
         fresh = self._records.fresh(self._buckets.changed(), self._log.whole_from, self._last_offset)
         return Flush(finals=finals, fresh=fresh, commit=self._log.commit())
@@ -158,15 +164,18 @@ class MeasureSource:
             "holes": self._log.holes,
         }
 
-    def _close(self, before: int) -> None:
-        first, last = max(before + 1, self._log.whole_from), self._log.closed_through
-        if last <= before:
-            return
+    def _close(self) -> None:
+        """Count what waits, and take out the seconds that are closed: what comes later is of open ones."""
         self._settle()
-        closed = self._buckets.close(last)
-        if last < first:
+        first, last = max(self._stated_through + 1, self._log.whole_from), self._log.closed_through
+        if last == self._stated_through:
             return
-        self._finals += self._records.finals(closed, (first, last), self._log.whole_from, self._last_offset)
+        self._stated_through = last
+        closed = self._buckets.close(last)
+        if first <= last:
+            self._finals += self._records.finals(
+                closed, (first, last), self._log.whole_from, self._log.closing_offset
+            )
 
     def _add_telemetry(self, read: _Read[TelemetryColumns]) -> None:
         columns = read.columns

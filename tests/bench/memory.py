@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from pipeline.core.measuring import MeasureSource
+from pipeline.core.measuring import SECONDS_AT_ONCE, MeasureSource
 from pipeline.core.pairing import PairSource
 from pipeline.core.source import WAITING_BYTES, ContentSettings, RecordMeta
 from schemas.codec import (
@@ -40,8 +40,8 @@ START_US: Final = 1_790_000_000_000_000
 HEADER: Final = BatchHeader("bench", 0, {})
 CATCH_ALLS: Final = 3
 """Cells beside the bounded ones: one an arm, for populations without room."""
-OPEN_SECONDS: Final = SETTINGS.lateness_us // 1_000_000 + 5 + 2
-"""Lateness, what an event's time may lie ahead, and the seconds begun at both ends."""
+OPEN_SECONDS: Final = SETTINGS.lateness_us // 1_000_000 + 5 + 2 + SECONDS_AT_ONCE
+"""Lateness, what an event's time may lie ahead, the seconds begun at both ends, and what closes at once."""
 MIB: Final = 1 << 20
 
 

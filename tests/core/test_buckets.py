@@ -13,7 +13,13 @@ from pipeline.core import evidence as ev
 from pipeline.core.bins import bin_of
 from pipeline.core.buckets import Buckets
 from pipeline.core.cell_bytes import Portion
-from pipeline.core.cells import (
+from pipeline.core.evidence import Dimension, Evidence
+from pipeline.core.flushing import Records
+from pipeline.core.source import ContentSettings
+from schemas.buckets import Cell, Distribution, FinalBuckets, Population, Second
+from schemas.records import read_msgpack
+from schemas.topics import Topic
+from tests.core.merging import (
     CellSums,
     count_over,
     mean,
@@ -22,12 +28,6 @@ from pipeline.core.cells import (
     quantile,
     subtract_cells,
 )
-from pipeline.core.evidence import Dimension, Evidence
-from pipeline.core.flushing import Records
-from pipeline.core.source import ContentSettings
-from schemas.buckets import Cell, Distribution, FinalBuckets, Population, Second
-from schemas.records import read_msgpack
-from schemas.topics import Topic
 
 VALUES = st.lists(st.integers(0, 5_000_000), max_size=30)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.cells import count_over, mean, merge_all, quantile
 from pipeline.core.source import ContentSettings
 from schemas.buckets import Cell, FinalBuckets
 from schemas.topics import Topic
 from tests.core import scenarios
+from tests.core.merging import count_over, mean, merge_all, quantile
 from tests.core.scenarios import Shape
 from tests.core.test_content_against_oracle import expected, maker
 from tests.oracle.bins import KINDS, bin_of
