@@ -16,7 +16,7 @@ class PairBatch(Struct, array_like=True):
     partition: int
     offset: int
     estimator: str
-    """Name and version of the per-position estimator, e.g. "kl_lower/1"."""
+    """Name and version of the per-position estimator, e.g. "kl_lower/2"."""
     dictionary: list[str]
     rollout: list[int]
     arm: list[int]

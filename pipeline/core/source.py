@@ -28,7 +28,7 @@ RECORD_BYTES: Final = 8_192
 HALF_BYTES: Final = 1_536
 """Measured: without them, halves of one position would take 20 times the bytes they came in."""
 _INDEX_STEP_US: Final = 250_000
-_CONTENT_RULES: Final = 2
+_CONTENT_RULES: Final = 3
 """Raised whenever the meaning of a bucket's content changes, so that the settings hash does."""
 
 

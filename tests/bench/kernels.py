@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.divergence import Half, score_pairs
-from pipeline.core.divergence.measures import TopLists, measure
+from pipeline.core.divergence.lists import TopLists
+from pipeline.core.divergence.measures import measure
 from schemas.columns import F8, I4, LogitColumns
 
 K: Final = 5

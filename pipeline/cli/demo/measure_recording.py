@@ -19,7 +19,7 @@ from pipeline.cli.demo.recording import (
     VariantName,
     read_recording,
 )
-from pipeline.core.divergence.pairs import Half, PairScores, score_pairs
+from pipeline.core.divergence import Half, PairScores, score_pairs
 from schemas.events import LogitEvent
 from schemas.tabulate import logit_columns
 

@@ -1,6 +1,7 @@
 """Divergence of two arms' answers: per position, per pair, and an interval over pairs."""
 
+from pipeline.core.divergence.gathering import Half
 from pipeline.core.divergence.measures import ESTIMATOR
-from pipeline.core.divergence.pairs import Half, PairScores, score_pairs
+from pipeline.core.divergence.pairs import PairScores, score_pairs
 
 __all__ = ["ESTIMATOR", "Half", "PairScores", "score_pairs"]

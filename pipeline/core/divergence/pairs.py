@@ -9,27 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.core.divergence.measures import BLOCK_ENTRIES, measure_listed
-from pipeline.core.divergence.reading import SentLists, read_lists
-from schemas.columns import F8, I4, I8, KINDS, NOT_LISTED, SOURCES, Bool, LogitColumns
+from pipeline.core.divergence.gathering import Arm, Half, answers, arm, sent
+from pipeline.core.divergence.measures import BLOCK_ENTRIES, MEASURES, measure_lists
+from pipeline.core.divergence.reading import read_lists
+from schemas.columns import F8, I8, KINDS, SOURCES, Bool
 
 Outcome: TypeAlias = Literal["scored", "definition_mismatch", "no_position"]
 
 _FORCED: Final = SOURCES.index("forced")
 _LOGITS: Final = KINDS.index("logits")
-
-
-@dataclass(frozen=True, slots=True)
-class Half:
-    """One arm's answer: event `index` of a record's columns."""
-
-    columns: LogitColumns
-    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +52,6 @@ class PairScores:
     top1_agree: F8
 
 
-@dataclass(frozen=True, slots=True)
-class _Answers:
-    """One arm of n pairs, every column (n,): what scoring reads of an answer beside lists and tokens."""
-
-    halves: Sequence[Half]
-    start: I8
-    """First position, in its record."""
-    length: I8
-    first_entry: I8
-    k: I8
-    terms: I8
-    """(3, n): definition, kind, identity. Answers are comparable if all three are equal."""
-    source: I8
-    ended: I8
-    eta: F8
-
-
 def score_pairs(pairs: Sequence[tuple[Half, Half]]) -> PairScores:
     """Score (baseline, other) pairs. The same pair gets the same bits whatever batch it is scored in.
 
@@ -84,15 +60,19 @@ def score_pairs(pairs: Sequence[tuple[Half, Half]]) -> PairScores:
     side's.
     """
     scores = _unscored(len(pairs))
-    a, b = _answers([pair[0] for pair in pairs]), _answers([pair[1] for pair in pairs])
+    if not pairs:
+        return scores
+    a, b = answers([pair[0] for pair in pairs]), answers([pair[1] for pair in pairs])
     comparable = (a.terms == b.terms).all(axis=0)
     rows = comparable.nonzero()[0]
     scores.renormalised[rows] = a.terms[1, rows] == _LOGITS
-    stretch = np.zeros(len(pairs), dtype=np.int64)
     if len(rows):
-        stretch[rows] = _compare_tokens(scores, rows, a, b)
-    for block in _blocks(stretch, np.maximum(a.k, b.k)):
-        _score_block(block, stretch[block], a, b, scores)
+        length = np.minimum(a.length[rows], b.length[rows])
+        arms = arm(a, rows, length), arm(b, rows, length)
+        stretch = np.zeros(len(pairs), dtype=np.int64)
+        stretch[rows] = _compare_tokens(scores, rows, length, *arms)
+        for block in _blocks(stretch, np.maximum(a.k, b.k)):
+            _score_block(block, stretch[block], arms, scores)
     outcome: list[Outcome] = [
         "definition_mismatch" if not same else "scored" if positions else "no_position"
         for same, positions in zip(comparable.tolist(), scores.positions.tolist(), strict=True)
@@ -129,52 +109,12 @@ def _unscored(n: int) -> PairScores:
     )
 
 
-def _answers(halves: Sequence[Half]) -> _Answers:
-    """Gathered record by record: halves mostly come many from one."""
-    places: dict[int, list[int]] = {}
-    for place, half in enumerate(halves):
-        places.setdefault(id(half.columns), []).append(place)
-    numbers = np.empty((9, len(halves)), dtype=np.int64)
-    eta = np.empty(len(halves))
-    for at in places.values():
-        columns = halves[at[0]].columns
-        index = np.array([halves[place].index for place in at], dtype=np.intp)
-        starts = columns.offsets[index]
-        facts: Sequence[NDArray[Any]] = (
-            starts,
-            columns.offsets[index + 1] - starts,
-            columns.entry_offsets[index],
-            columns.k[index],
-            columns.definition[index],
-            columns.kind[index],
-            columns.identity[index],
-            columns.source[index],
-            columns.ended[index],
-        )
-        to = np.array(at, dtype=np.intp)
-        for row, values in zip(numbers, facts, strict=True):
-            row[to] = values
-        eta[to] = columns.eta[index]
-    start, length, first_entry, k, *_, source, ended = numbers
-    return _Answers(halves, start, length, first_entry, k, numbers[4:7], source, ended, eta)
+def _compare_tokens(scores: PairScores, rows: I8, length: I8, a: Arm, b: Arm) -> I8:
+    """Agreed prefix, first difference and common end of these pairs. Returns how far each is compared.
 
-
-def _tokens(answers: _Answers, rows: I8, lengths: I8) -> I4 | I8:
-    """The first `lengths` emitted tokens of these rows' answers, one after the other."""
-    return np.concatenate(
-        [
-            answers.halves[row].columns.tokens[start : start + length]
-            for row, start, length in zip(
-                rows.tolist(), answers.start[rows].tolist(), lengths.tolist(), strict=True
-            )
-        ]
-    )
-
-
-def _compare_tokens(scores: PairScores, rows: I8, a: _Answers, b: _Answers) -> I8:
-    """Agreed prefix, first difference and common end of these pairs. Returns how far each is compared."""
-    length = np.minimum(a.length[rows], b.length[rows])
-    differences = (_tokens(a, rows, length) != _tokens(b, rows, length)).nonzero()[0]
+    `length`: of the shorter answer of each.
+    """
+    differences = (a.tokens != b.tokens).nonzero()[0]
     ends = np.cumsum(length)
     # The next difference from each pair's start on, if it lies before the pair's end.
     following = np.append(differences, ends[-1])[np.searchsorted(differences, ends - length)]
@@ -182,10 +122,10 @@ def _compare_tokens(scores: PairScores, rows: I8, a: _Answers, b: _Answers) -> I
     agreed = np.where(differs, following - (ends - length), length)
     scores.agreed[rows] = agreed
     scores.first_difference[rows] = np.where(differs, agreed, -1)
-    known = (a.ended[rows] >= 0) & (b.ended[rows] >= 0)
-    together = ~differs & (a.length[rows] == b.length[rows]) & (a.ended[rows] == 1) & (b.ended[rows] == 1)
-    scores.ended_together[rows] = np.where(known, together, -1)
-    return np.where((b.source[rows] == _FORCED) | ~differs, length, agreed + 1)
+    ended_a, ended_b = a.of.ended[rows], b.of.ended[rows]
+    together = ~differs & (a.of.length[rows] == b.of.length[rows]) & (ended_a == 1) & (ended_b == 1)
+    scores.ended_together[rows] = np.where((ended_a >= 0) & (ended_b >= 0), together, -1)
+    return np.where((b.of.source[rows] == _FORCED) | ~differs, length, agreed + 1)
 
 
 def _blocks(stretch: I8, width: I8) -> Iterator[I8]:
@@ -206,57 +146,23 @@ def _blocks(stretch: I8, width: I8) -> Iterator[I8]:
         yield np.array(block)
 
 
-def _score_block(rows: I8, stretches: I8, a: _Answers, b: _Answers, scores: PairScores) -> None:
+def _score_block(rows: I8, stretches: I8, arms: tuple[Arm, Arm], scores: PairScores) -> None:
     """Score one block of pairs into `scores`."""
-    lists_a, lists_b, valid = read_lists(
-        _sent(a, rows, stretches),
-        _sent(b, rows, stretches),
-        np.repeat(scores.renormalised[rows], stretches),
+    renormalised = scores.renormalised[rows]
+    lists, valid = read_lists(
+        sent(arms, rows, stretches), np.repeat(renormalised, stretches) if renormalised.any() else None
     )
-    owner = np.repeat(np.arange(len(rows)), stretches)
-    all_valid = bool(np.logical_and.reduce(valid))
-    counts = stretches if all_valid else np.bincount(owner[valid], minlength=len(rows))
+    starts = np.cumsum(stretches) - stretches
+    counts = stretches if valid is None else np.add.reduceat(valid, starts, dtype=np.int64)
     scores.positions[rows] = counts
     scores.invalid[rows] = stretches - counts
-    measured = measure_listed(lists_a, lists_b, np.repeat(np.maximum(a.eta[rows], b.eta[rows]), stretches))
-    divisor = np.maximum(counts, 1)
-
-    def read(values: F8) -> F8:
-        return values if all_valid else np.where(valid, values, 0.0)
-
-    # `bincount` adds in order, so a pair's sum never depends on its block.
-    for name in ("kl_lower", "kl_floor", "js_lower", "tv_lower", "cosine", "top1_agree"):
-        sums = np.bincount(owner, weights=read(getattr(measured, name)), minlength=len(rows))
-        getattr(scores, name)[rows] = sums / divisor
-    starts = np.cumsum(stretches) - stretches
-    scores.kl_lower_max[rows] = np.maximum.reduceat(read(measured.kl_lower), starts)
-
-
-def _sent(answers: _Answers, rows: I8, stretches: I8) -> SentLists:
-    """The first positions of several answers side by side; shorter lists padded with entries not listed."""
-    total = int(stretches.sum())
-    emitted = _tokens(answers, rows, stretches)
-    widths = answers.k[rows]
-    # One row at least, so that an answer that lists nothing has something to be invalid for.
-    widest = max(int(widths.max()), 1)
-    ids, values = [], []
-    firsts, ends = answers.first_entry[rows], answers.first_entry[rows] + stretches * widths
-    for row, first, end in zip(rows.tolist(), firsts.tolist(), ends.tolist(), strict=True):
-        columns = answers.halves[row].columns
-        ids.append(columns.top_ids[first:end])
-        values.append(columns.top_logprobs[first:end])
-    if int(widths.min()) == widest:
-        flat_ids, flat_values = np.concatenate(ids), np.concatenate(values)
-        return SentLists(
-            np.ascontiguousarray(flat_ids.reshape(total, widest).T),
-            np.array(flat_values.reshape(total, widest).T, dtype=np.float64, order="C"),
-            emitted,
-        )
-    all_ids = np.full((widest, total), NOT_LISTED, dtype=np.int64)
-    logprobs = np.full((widest, total), -np.inf)
-    at = 0
-    for part, value, k, stretch in zip(ids, values, widths.tolist(), stretches.tolist(), strict=True):
-        all_ids[:k, at : at + stretch] = part.reshape(stretch, k).T
-        logprobs[:k, at : at + stretch] = value.reshape(stretch, k).T
-        at += stretch
-    return SentLists(all_ids, logprobs, emitted)
+    eta = np.maximum(arms[0].of.eta[rows], arms[1].of.eta[rows])
+    found = measure_lists(lists, np.repeat(eta, stretches))
+    if valid is not None:
+        found = np.where(valid, found, 0.0)
+    # The order in which `reduceat` adds is a function of how many there are, so a pair's sum never depends on
+    # its block.
+    means = np.add.reduceat(found, starts, axis=1) / np.maximum(counts, 1)
+    for name, mean in zip(MEASURES, means, strict=True):
+        getattr(scores, name)[rows] = mean
+    scores.kl_lower_max[rows] = np.maximum.reduceat(found[MEASURES.index("kl_lower")], starts)

@@ -7,109 +7,128 @@ the cap of its list.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.core.divergence.measures import Listed, sum_rows
-from schemas.columns import F8, I4, I8, NOT_LISTED, NOT_LISTED_LOGPROB, Bool
-from schemas.validity import valid_lists
+from pipeline.core.divergence.lists import LEAST, P_OF_PAD, PAD, Lists, ready, sum_rows
+from schemas.columns import F4, F8, I4, I8, NOT_LISTED, NOT_LISTED_LOGPROB, Bool
+from schemas.validity import LOGPROB_SLACK, MASS_SLACK, valid_lists
 
 
 @dataclass(frozen=True, slots=True)
-class SentLists:
-    """T positions of one arm as sent: `ids`, `logprobs` (k, T) in wire order, `emitted` (T,) tokens."""
+class Sent:
+    """T positions of both arms as sent: `ids`, `logprobs` (2, k, T) in wire order."""
 
     ids: I4 | I8
-    logprobs: F8
-    emitted: I4 | I8
+    logprobs: F4 | F8
+    emitted: Callable[[I8, I8], I4 | I8]
+    """The tokens emitted at some of the 2 · T positions: by these arms, at these positions."""
 
 
-def read_lists(a: SentLists, b: SentLists, logits: Bool) -> tuple[Listed, Listed, Bool]:
-    """Both arms' lists ready to be measured, and which of the T positions can be (shape (T,)).
+def read_lists(sent: Sent, logits: Bool | None) -> tuple[Lists, Bool | None]:
+    """Both arms' lists ready to be measured, and which of the T positions can be (None: all).
 
-    `logits` (T,): values without normaliser, softmaxed here over the listed tokens only.
+    `logits` (T,): values without normaliser, softmaxed here over the listed tokens only; None: none are.
     """
-    a, b = _measured(a), _measured(b)
-    p, q = _probabilities(a), _probabilities(b)
-    p_total, q_total = sum_rows(p), sum_rows(q)
-    normalised = ~logits
-    valid = valid_lists(a.ids, a.logprobs, normalised, p_total)
-    valid &= valid_lists(b.ids, b.logprobs, normalised, q_total)
-    if not np.logical_and.reduce(normalised):
-        a, b = _softmaxed(a, logits), _softmaxed(b, logits)
-        p, q = _probabilities(a), _probabilities(b)
-        p_total, q_total = sum_rows(p), sum_rows(q)
-    return _listed(a, b.ids, p, p_total), _listed(b, a.ids, q, q_total), valid
+    cap = np.minimum.reduce(sent.logprobs, axis=1)
+    least = float(np.minimum.reduce(cap, axis=None))
+    # NaN fails the comparison.
+    plain = logits is None and least > LEAST and np.minimum.reduce(sent.ids, axis=None) > NOT_LISTED
+    if plain:
+        lists = ready(sent.ids, sent.logprobs, cap, least)
+        valid = None if _plainly_valid(lists) else _valid(lists, sent.logprobs, None)
+    else:
+        lists, valid = _read_with_care(sent, logits)
+    return _without_strays(lists, sent.emitted), valid
 
 
-def _probabilities(sent: SentLists) -> F8:
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return np.exp(sent.logprobs)
+def _read_with_care(sent: Sent, logits: Bool | None) -> tuple[Lists, Bool]:
+    """The same where some entries are none, or no numbers, or logits. NaN stays: it spoils its position."""
+    none = sent.logprobs <= NOT_LISTED_LOGPROB
+    none |= sent.ids == NOT_LISTED
+    values = np.where(none, -np.inf, sent.logprobs)
+    logprobs = np.maximum(values if logits is None else _softmaxed(values, logits), LEAST)
+    cap = np.minimum.reduce(np.where(none, np.inf, logprobs), axis=1)
+    logprobs[none] = PAD
+    lists = ready(np.where(none, NOT_LISTED, sent.ids), logprobs, cap, PAD)
+    return lists, _valid(lists, values, logits)
 
 
-def _measured(sent: SentLists) -> SentLists:
-    """(NOT_LISTED, −inf) where nothing was measured. NaN stays: it spoils its position."""
-    least = np.minimum.reduce(sent.logprobs, axis=None, initial=np.inf)
-    if least > NOT_LISTED_LOGPROB and np.minimum.reduce(sent.ids, axis=None, initial=0) > NOT_LISTED:
-        return sent
-    unknown = sent.logprobs <= NOT_LISTED_LOGPROB
-    unknown |= sent.ids == NOT_LISTED
-    if not unknown.any():
-        return sent
-    ids = np.where(unknown, NOT_LISTED, sent.ids)
-    return SentLists(ids, np.where(unknown, -np.inf, sent.logprobs), sent.emitted)
+def _plainly_valid(lists: Lists) -> bool:
+    """Whether every position is beyond doubt valid, where every entry is listed and a number."""
+    if np.maximum.reduce(lists.largest, axis=None) > LOGPROB_SLACK:
+        return False
+    if np.maximum.reduce(lists.total, axis=None) > 1 + MASS_SLACK:
+        return False
+    ids = lists.ids
+    return not any(
+        np.logical_or.reduce(ids[:, shift:] == ids[:, :-shift], axis=None) for shift in range(1, ids.shape[1])
+    )
 
 
-def _softmaxed(sent: SentLists, logits: Bool) -> SentLists:
+def _valid(lists: Lists, logprobs: F4 | F8, logits: Bool | None) -> Bool:
+    """Positions valid on both sides; `logprobs`: as sent, −inf where an entry is none."""
+    normalised = np.ones(logprobs.shape[2], dtype=np.bool_) if logits is None else ~logits
+    valid = [
+        valid_lists(ids, values, normalised, total)
+        for ids, values, total in zip(lists.ids, logprobs, lists.total, strict=True)
+    ]
+    return valid[0] & valid[1]
+
+
+def _softmaxed(logprobs: F4 | F8, logits: Bool) -> F8:
     """Softmax over the listed tokens where `logits`; other columns unchanged."""
     columns = np.flatnonzero(logits)
-    logprobs = sent.logprobs.copy()
-    some = logprobs[:, columns]
+    softmaxed = logprobs.astype(np.float64)
+    some = softmaxed[:, :, columns]
     with np.errstate(invalid="ignore", divide="ignore"):
-        some -= some.max(axis=0)
-        total = np.zeros(columns.size)
-        for row in np.exp(some):
-            total += row
-        logprobs[:, columns] = some - np.log(total)
-    return SentLists(sent.ids, logprobs, sent.emitted)
+        some -= some.max(axis=1, keepdims=True)
+        some -= np.log(sum_rows(np.exp(some)))[:, None]
+    softmaxed[:, :, columns] = some
+    return softmaxed
 
 
-def _listed(sent: SentLists, others: I4 | I8, p: F8, total: F8) -> Listed:
-    """`sent` as probabilities `p` that sum to `total`, changed in place; `others`: the other arm's ids."""
-    cap = _smallest(p, sent.logprobs)
-    strays = _emitted_out_of_rank(sent)
+def _without_strays(lists: Lists, emitted: Callable[[I8, I8], I4 | I8]) -> Lists:
+    """Take emitted tokens out of rank out of the cap, and out of the list, too, if the other arm lacks them.
+
+    Uses up `lists`.
+    """
+    arms, strays = _emitted_out_of_rank(lists, emitted)
     if not len(strays):
-        return Listed(sent.ids, p, total, cap)
-    cap[strays] = _smallest(p[1:, strays], sent.logprobs[1:, strays])
-    # The entry itself is evidence only if both lists have it.
-    dropped = strays[~(others[:, strays] == sent.ids[0, strays]).any(axis=0)]
-    ids = sent.ids.copy()
-    ids[0, dropped], p[0, dropped] = NOT_LISTED, 0.0
-    total[dropped] = sum_rows(p[:, dropped])
-    return Listed(ids, p, total, cap)
+        return lists
+    lists.cap[arms, strays] = _smallest(lists, arms, strays)
+    others = lists.ids[1 - arms, :, strays]
+    dropped = ~(others == lists.ids[arms, 0, strays][:, None]).any(axis=1)
+    arms, strays = arms[dropped], strays[dropped]
+    lists.ids[arms, 0, strays] = NOT_LISTED
+    lists.logprobs[arms, 0, strays] = PAD
+    lists.p[arms, 0, strays] = P_OF_PAD
+    lists.total[arms, strays] = sum_rows(lists.p[arms, :-1, strays].T)
+    return replace(lists, least=PAD)
 
 
-def _smallest(p: F8, logprobs: F8) -> F8:
-    """Smallest listed probability of each column, +inf where nothing is listed."""
-    smallest: F8 = np.minimum.reduce(p, axis=0)
-    doubtful = (~(smallest > 0.0)).nonzero()[0]
-    if len(doubtful):
-        some = np.where(logprobs[:, doubtful] > -np.inf, p[:, doubtful], np.inf)
-        smallest[doubtful] = some.min(axis=0)
+def _smallest(lists: Lists, arms: I8, columns: I8) -> F8:
+    """The smallest log-probability after the first entry."""
+    values = np.where(lists.ids[arms, 1:, columns] == NOT_LISTED, np.inf, lists.logprobs[arms, 1:, columns])
+    smallest: F8 = np.minimum.reduce(values, axis=1)
     return smallest
 
 
-def _emitted_out_of_rank(sent: SentLists) -> I8:
-    """Positions whose emitted token stands first though it is the smallest, while the others fall."""
-    if len(sent.ids) < 2:
-        return np.zeros(0, dtype=np.int64)
-    first = sent.logprobs[0]
+def _emitted_out_of_rank(lists: Lists, emitted: Callable[[I8, I8], I4 | I8]) -> tuple[I8, I8]:
+    """Arms and positions whose emitted token is first though it is the smallest, while the others fall."""
+    if lists.ids.shape[1] < 2:
+        nothing = np.zeros(0, dtype=np.int64)
+        return nothing, nothing
     # Almost no list rises from its first entry to its second: the rest is asked of those alone.
-    maybe = (first < sent.logprobs[1]).nonzero()[0]
-    maybe = maybe[(first[maybe] > -np.inf) & (sent.ids[0, maybe] == sent.emitted[maybe])]
-    others = sent.logprobs[1:, maybe]
-    falling = (others[:-1] >= others[1:]).all(axis=0)
-    least = np.where(others > -np.inf, others, np.inf).min(axis=0)
-    strays: I8 = maybe[falling & (first[maybe] < least)]
-    return strays
+    arms, maybe = (lists.logprobs[:, 0] < lists.logprobs[:, 1]).nonzero()
+    if len(maybe):
+        tokens = lists.ids[arms, 0, maybe]
+        emits = (tokens != NOT_LISTED) & (tokens == emitted(arms, maybe))
+        arms, maybe = arms[emits], maybe[emits]
+        others = lists.logprobs[arms, 1:, maybe]
+        falling = np.logical_and.reduce(others[:, :-1] >= others[:, 1:], axis=1)
+        falling &= lists.logprobs[arms, 0, maybe] < _smallest(lists, arms, maybe)
+        arms, maybe = arms[falling], maybe[falling]
+    return arms, maybe

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.core.divergence.measures import TopLists
+from pipeline.core.divergence.lists import TopLists
 from schemas.columns import NOT_LISTED, LogitColumns
 
 Entry = tuple[int, float]

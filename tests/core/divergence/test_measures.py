@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.core.divergence.measures import Measures, _network, measure
+from pipeline.core.divergence.completion import _network
+from pipeline.core.divergence.measures import Measures, measure
 from tests.core.divergence.oracle import Entry, greedy_kl, least_kl
 from tests.core.divergence.samples import top_lists
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.core.divergence import measures
-from pipeline.core.divergence.measures import Measures, TopLists, measure
+from pipeline.core.divergence import joining, measures
+from pipeline.core.divergence.lists import TopLists
+from pipeline.core.divergence.measures import Measures, measure
 from tests.core.divergence import dense
 from tests.core.divergence.samples import Entry, top_lists
 
@@ -73,15 +74,15 @@ def test_the_comparison_sees_another_order_of_summation(monkeypatch: pytest.Monk
     expected = dense.measure(a, b, eta)
     assert other_bits(measure(a, b, eta), expected) == []
     sum_rows = measures.sum_rows
-    monkeypatch.setattr(measures, "sum_rows", lambda rows: sum_rows(rows[::-1]))
+    monkeypatch.setattr(measures, "sum_rows", lambda rows: sum_rows(rows[..., ::-1, :]))
     assert set(other_bits(measure(a, b, eta), expected)) == set(NAMES) - {"top1_agree"}
 
 
 def test_the_comparison_sees_lists_taken_for_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Known-bad: a first rank that agrees does not make two lists the same."""
     a, b, eta = positions(6, 5, 5, 2000)
-    apart = measures._apart
-    monkeypatch.setattr(measures, "_apart", lambda ids, others: apart(ids, others) & (ids[0] != others[0]))
+    apart = joining._apart
+    monkeypatch.setattr(joining, "_apart", lambda ids_p, ids_q: apart(ids_p, ids_q) & (ids_p[0] != ids_q[0]))
     assert "kl_lower" in other_bits(measure(a, b, eta), dense.measure(a, b, eta))
 
 
