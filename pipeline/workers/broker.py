@@ -221,8 +221,12 @@ class RangeReader:
         )
 
     async def start(self) -> None:
-        """Connect; raises aiokafka's KafkaConnectionError."""
-        await self._consumer.start()
+        """Connect; raises aiokafka's KafkaConnectionError. Nothing stays open where it does not come to that."""
+        try:
+            await self._consumer.start()
+        except BaseException:  # cancelled, too: a seat may be left while its reader connects
+            await self._consumer.stop()
+            raise
 
     async def stop(self) -> None:
         """Disconnect."""
