@@ -221,7 +221,7 @@ class RangeReader:
         )
 
     async def start(self) -> None:
-        """Connect; raises aiokafka's KafkaConnectionError. Nothing stays open where it does not come to that."""
+        """Connect; raises aiokafka's KafkaConnectionError. What does not come to that leaves nothing open."""
         try:
             await self._consumer.start()
         except BaseException:  # cancelled, too: a seat may be left while its reader connects
