@@ -1,37 +1,35 @@
-"""What pairing comes to, item by item in log order: pairs, paired differences and counts."""
+"""What pairing comes to, item by item in log order: pairs, paired differences and counts.
+
+Made by the thousand a second, so nothing in them refers back (gc=False), and what can be said of many at once
+is said when they are settled.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
-from pipeline.core.groups import Arrival, Group
+from msgspec import Struct
+
+from pipeline.core.groups import Arrival
 from schemas.buckets import Population
 
 
-@dataclass(slots=True, eq=False)
-class Pair:
-    """A formed pair: its halves, and when it counts."""
+class Pair(Struct, eq=False, gc=False):
+    """A formed pair: its halves, and where in the log it formed."""
 
-    group: Group
     baseline: Arrival
     other: Arrival
-    arm: int
-    """The arm that is compared with the baseline."""
-    second: int
-    """The bucket it counts in."""
-    late: bool
-    event_us: int
-    """Later of the two completions."""
+    """The half that is compared with the baseline."""
     formed_us: int
+    closed_through: int
+    """Newest second that was closed then."""
     control: Pair | None = None
     """Canary: the control's pair, where it was formed before."""
     kl_lower: int | None = None
     """Set when scored and comparable with others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Excess:
+class Excess(Struct, frozen=True, eq=False, gc=False):
     """Canary and control of one prompt are both formed: their difference counts in this second (X3)."""
 
     canary: Pair
@@ -39,8 +37,7 @@ class Excess:
     second: int
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
+class Count(Struct, frozen=True, eq=False, gc=False):
     """Something that is no evidence but counts, in the cell `all` of a population."""
 
     second: int

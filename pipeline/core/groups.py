@@ -4,19 +4,24 @@ A group opens with the first half of a key that was not seen of late, and stays 
 remembered as long as it keeps coming: with a pair id within 2J, so that an expired or matched group stays as
 a tombstone for J; without one within J. So whatever is sent again adds nothing, and what a group decides
 depends on no more than 3J of the log (architecture.md, "Pairing"): J that it is open, 2J of silence before.
+
+Most keys are of two halves that expect each other and nothing else. For these no group is made: the first
+half waits under its key, and what is remembered of the two is when they came.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
+from msgspec import Struct, field
 
-from pipeline.core.texts import DIGEST_BYTES, digests, joined
-from schemas.columns import BASELINE, CANARY, CONTROL, I8, LogitColumns
+from pipeline.core.texts import DIGEST_BYTES, Texts, digests
+from schemas.columns import BASELINE, CANARY, CONTROL, I8, Bool, Decoded, LogitColumns
+from schemas.events import ARMS
 
 GroupKey: TypeAlias = bytes
 """Digest of the roll-out, signature, pair id (16 bytes each); without a pair id the first two."""
@@ -25,6 +30,7 @@ Moment: TypeAlias = tuple[int, int]
 """(log time in µs, bytes read through): where in the log something stands. Neither ever falls."""
 
 _BOTH: Final = 1 << CANARY | 1 << CONTROL
+_TWO_ARMS: Final = (1 << BASELINE | 1 << CANARY, 1 << BASELINE | 1 << CONTROL)
 NAMED_MEMORY: Final = 2
 ANONYMOUS_MEMORY: Final = 1
 """How many join timeouts a key is remembered after it came."""
@@ -38,19 +44,59 @@ class Halves:
 
     columns: LogitColumns
     offset: int
+    moment: Moment
     positions: I8
     """Index of each event inside its record."""
-    event_us: list[int]
+    event_us: I8
     """Completion, cut at append time + 5 s."""
+    keys: list[GroupKey]
+    anonymous: list[GroupKey]
+    """The keys among them that have no pair id."""
+    arms: list[int]
+    expected: list[int]
+    """Bit masks of arms."""
+    generations: list[int]
+    offers: list[int]
+    """Bit mask of the arm, over that of the two arms of its group; 0 for a half of any other group."""
+    wants: list[int]
+    """What the other half of such a group offers."""
 
 
 Arrival: TypeAlias = tuple[Halves, int]
 """One half as it came: which record, and which of its halves."""
 
 
+def halves_of(decoded: Decoded[LogitColumns], offset: int, latest_us: int, moment: Moment) -> Halves:
+    """A record's halves; completions are cut at `latest_us`."""
+    columns, keys = decoded.columns, group_keys(decoded.columns)
+    own: I8 = 1 << columns.arm.astype(np.int64)
+    arms: I8 = own | columns.expected_arms.astype(np.int64)
+    is_plain = columns.has_pair_id & ((arms == _TWO_ARMS[0]) | (arms == _TWO_ARMS[1]))
+    return Halves(
+        columns=columns,
+        offset=offset,
+        moment=moment,
+        positions=decoded.positions,
+        event_us=np.minimum(columns.ts_us + columns.duration_us, latest_us),
+        keys=keys,
+        anonymous=[] if columns.has_pair_id.all() else [key for key in keys if len(key) == _ANONYMOUS_BYTES],
+        arms=columns.arm.tolist(),
+        expected=columns.expected_arms.tolist(),
+        generations=columns.generation.tolist(),
+        offers=_pairing(arms, own, is_plain),
+        wants=_pairing(arms, arms & ~own, is_plain),
+    )
+
+
+def _pairing(arms: I8, of: I8, is_plain: Bool) -> list[int]:
+    found: list[int] = np.where(is_plain, arms << len(ARMS) | of, 0).tolist()
+    return found
+
+
 def group_keys(columns: LogitColumns) -> list[GroupKey]:
     """Which group each half belongs to."""
-    rollouts = digests(joined([columns.labels["rollout"]]))
+    rollout = columns.labels["rollout"]
+    rollouts = digests(Texts(rollout.values, rollout.codes.astype(np.int64)))
     parts = np.concatenate((rollouts, columns.signature, columns.pair_id), axis=1)
     keys: list[bytes] = parts.view(f"V{_NAMED_BYTES}").ravel().tolist()
     for at in np.flatnonzero(~columns.has_pair_id).tolist():
@@ -58,28 +104,10 @@ def group_keys(columns: LogitColumns) -> list[GroupKey]:
     return keys
 
 
-def signature_of(key: GroupKey) -> bytes:
-    """16 bytes."""
-    return key[DIGEST_BYTES:_ANONYMOUS_BYTES]
-
-
-def pair_id_of(key: GroupKey) -> bytes | None:
-    """16 bytes; None where halves are joined by signature alone."""
-    return key[_ANONYMOUS_BYTES:] or None
-
-
-def name_of(key: GroupKey) -> bytes:
-    """What a pair is called: its pair id, else its signature."""
-    return key[-16:]
-
-
-@dataclass(slots=True)
-class Group:
+class Group(Struct, eq=False):
     """One key's halves while it is open, then what is remembered of it."""
 
     key: GroupKey
-    is_anonymous: bool
-    """Joined by signature alone."""
     opened: Moment
     last: Moment
     expected: int = 0
@@ -96,13 +124,20 @@ class Group:
     """Identity of a half (named: its arm; anonymous: arm, node, time) → when it last came, oldest first."""
     is_open: bool = True
 
-    def begin(self, arm: int, arrival: Arrival, expected: int, generation: int, now: Moment) -> None:
+    def begin(self, arrival: Arrival) -> None:
         """The first half of a named group."""
-        self.expected = expected
-        self.generation = generation
+        record, at = arrival
+        arm = record.arms[at]
+        self.expected = record.expected[at]
+        self.generation = record.generations[at]
         self.present = 1 << arm
         self.halves[arm] = arrival
-        self.seen[arm] = now
+        self.seen[arm] = record.moment
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Joined by signature alone."""
+        return len(self.key) == _ANONYMOUS_BYTES
 
     @property
     def memory(self) -> int:
@@ -125,6 +160,19 @@ class Group:
         return self.present == needed and needed != 1 << BASELINE
 
 
+class Matched(Struct, frozen=True, eq=False, gc=False):
+    """What is remembered of two halves that expected each other alone: when they came."""
+
+    first: Moment
+    first_arm: int
+    last: Moment
+    last_arm: int
+
+
+Known: TypeAlias = Group | Matched | Arrival
+"""What stands under a key; an arrival is a half that waits for the only other one of its group."""
+
+
 class Groups:
     """All groups of one source partition. Bounded: by J of log time and by bytes of further records."""
 
@@ -132,11 +180,14 @@ class Groups:
         """No group yet."""
         self._join_timeout_us = join_timeout_us
         self._waiting_bytes = waiting_bytes
-        self._named: dict[GroupKey, Group] = {}
-        """In order of `last`, oldest first; so are the anonymous ones."""
-        self._anonymous: dict[GroupKey, Group] = {}
-        self._opened: deque[Group] = deque()
-        """Groups whose time is not up, in order of `opened`."""
+        self._known: dict[GroupKey, Known] = {}
+        self._opened: deque[tuple[Moment, list[GroupKey]]] = deque()
+        """By record whose time is not up: keys whose groups it opened."""
+        self._came: dict[int, deque[tuple[Moment, list[GroupKey]]]] = {
+            _NAMED_BYTES: deque(),
+            _ANONYMOUS_BYTES: deque(),
+        }
+        """By length of the keys: the keys that came, by record, as long as they are remembered."""
         self._open_groups = 0
 
     def expire(self, now: Moment) -> Iterator[tuple[Group, int]]:
@@ -144,31 +195,61 @@ class Groups:
 
         Yields each with the log time of its end: its deadline, or that of the record that was too much.
         """
-        while self._opened and not self._within(1, self._opened[0].opened, now):
-            group = self._opened.popleft()
-            if group.is_open:
-                self.close(group)
-                yield group, min(group.opened[0] + self._join_timeout_us, now[0])
-        for remembered, times in ((self._named, NAMED_MEMORY), (self._anonymous, ANONYMOUS_MEMORY)):
-            while remembered:
-                key, oldest = next(iter(remembered.items()))
-                if self._within(times, oldest.last, now):
-                    break
-                del remembered[key]
+        while self._opened and not self._within(1, self._opened[0][0], now):
+            opened, keys = self._opened.popleft()
+            for key in keys:
+                known = self._known[key]
+                if isinstance(known, tuple):
+                    known = self._known[key] = _group(key, known)
+                if isinstance(known, Group) and known.is_open:
+                    self.close(known)
+                    yield known, min(opened[0] + self._join_timeout_us, now[0])
+        for length, times in ((_NAMED_BYTES, NAMED_MEMORY), (_ANONYMOUS_BYTES, ANONYMOUS_MEMORY)):
+            came = self._came[length]
+            while came and not self._within(times, came[0][0], now):
+                moment, keys = came.popleft()
+                for key in keys:
+                    # A key that came again since stands in a later entry, too.
+                    if key in self._known and _last(self._known[key]) == moment:
+                        del self._known[key]
 
-    def find(self, key: GroupKey, now: Moment) -> Group:
-        """The key's group, opened if the key was not seen of late; notes that it came."""
-        is_anonymous = len(key) == _ANONYMOUS_BYTES
-        remembered = self._anonymous if is_anonymous else self._named
-        group = remembered.pop(key, None)
-        if group is None:
-            group = Group(key, is_anonymous, now, now)
-            self._opened.append(group)
-            self._open_groups += 1
-        else:
-            group.last = now
-        remembered[key] = group
-        return group
+    def meet(self, record: Halves) -> Iterator[tuple[int, Group | Arrival]]:
+        """Note that a record's halves came. Yields, in order, those that meet something, with what they meet.
+
+        That is the half that waited for this one alone, or else the key's group, opened if the key was not
+        seen of late. Whoever iterates deals with each before asking for the next.
+        """
+        known_by_key = self._known
+        opened: list[GroupKey] = []
+        moment = record.moment
+        for at, (key, offer, wanted) in enumerate(zip(record.keys, record.offers, record.wants, strict=True)):
+            known = known_by_key.get(key)
+            if known is None:
+                opened.append(key)
+                self._open_groups += 1
+                if offer:
+                    known_by_key[key] = (record, at)
+                    continue
+                group = known_by_key[key] = Group(key, moment, moment)
+                yield at, group
+            elif isinstance(known, tuple) and known[0].offers[known[1]] == wanted:
+                first, first_at = known
+                known_by_key[key] = Matched(first.moment, first.arms[first_at], moment, record.arms[at])
+                self._open_groups -= 1
+                yield at, known
+            else:
+                group = known if isinstance(known, Group) else _group(key, known)
+                group.last = moment
+                known_by_key[key] = group
+                yield at, group
+        if opened:
+            self._opened.append((moment, opened))
+        named = record.keys
+        if record.anonymous:
+            self._came[_ANONYMOUS_BYTES].append((moment, record.anonymous))
+            named = [key for key in named if len(key) == _NAMED_BYTES]
+        if named:
+            self._came[_NAMED_BYTES].append((moment, named))
 
     def came_before(self, group: Group, identity: object, now: Moment) -> bool:
         """Note that this half came; whether the same came as long ago as its key is remembered."""
@@ -193,6 +274,14 @@ class Groups:
         group.is_open = False
         self._open_groups -= 1
 
+    def waiting(self) -> Iterator[Arrival]:
+        """The halves of open groups."""
+        for known in self._known.values():
+            if isinstance(known, Group):
+                yield from known.halves.values() if known.is_open else ()
+            elif isinstance(known, tuple):
+                yield known
+
     @property
     def open_groups(self) -> int:
         """Groups that halves can still join."""
@@ -201,12 +290,36 @@ class Groups:
     @property
     def remembered(self) -> int:
         """Groups held, open or not."""
-        return len(self._named) + len(self._anonymous)
+        return len(self._known)
 
     def oldest_wait_us(self, log_us: int) -> int:
         """Log time since the oldest group opened that halves can still join; 0 without any."""
-        return next((log_us - group.opened[0] for group in self._opened if group.is_open), 0)
+        waiting = (
+            log_us - moment[0]
+            for moment, keys in self._opened
+            if any(_is_open(self._known[key]) for key in keys)
+        )
+        return next(waiting, 0)
 
     def waiting_bytes(self, bytes_read: int) -> int:
         """Bytes of records since the oldest group opened whose time is not up."""
-        return bytes_read - self._opened[0].opened[1] if self._opened else 0
+        return bytes_read - self._opened[0][0][1] if self._opened else 0
+
+
+def _group(key: GroupKey, known: Matched | Arrival) -> Group:
+    """The group that stands for what was known so far."""
+    if isinstance(known, Matched):
+        seen: dict[object, Moment] = {known.first_arm: known.first, known.last_arm: known.last}
+        return Group(key, known.first, known.last, seen=seen, is_open=False)
+    record, _ = known
+    group = Group(key, record.moment, record.moment)
+    group.begin(known)
+    return group
+
+
+def _last(known: Known) -> Moment:
+    return known[0].moment if isinstance(known, tuple) else known.last
+
+
+def _is_open(known: Known) -> bool:
+    return known.is_open if isinstance(known, Group) else isinstance(known, tuple)

@@ -13,7 +13,7 @@ from pipeline.core.formed import Pair
 from pipeline.core.groups import Halves
 from pipeline.core.texts import Texts, joined
 from schemas.buckets import Population
-from schemas.columns import ABSENT, F8, I8, Bool
+from schemas.columns import ABSENT, F8, I8, U1, Bool
 from schemas.events import ARMS
 
 _VERSIONS = ("model_version", "prompt_version", "data_version", "system_version")
@@ -23,20 +23,20 @@ class PairLabels:
     """n pairs; arrays and Texts have length n. The compared half speaks for both, unless said otherwise."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
-        """Of these pairs, in order."""
+        """Of these pairs, in order; at least one."""
         begins: dict[Halves, int] = {}
-        rows = 0
-        for pair in pairs:
-            for record, _ in (pair.baseline, pair.other):
-                if record not in begins:
-                    begins[record] = rows
-                    rows += record.columns.n
+        rows, places = 0, []
+        for record, at in [*(pair.baseline for pair in pairs), *(pair.other for pair in pairs)]:
+            begin = begins.get(record)
+            if begin is None:
+                begin = begins[record] = rows
+                rows += record.columns.n
+            places.append(begin + at)
         self._records = list(begins)
-        baseline = np.array([begins[record] + at for record, at in [pair.baseline for pair in pairs]])
-        other = np.array([begins[record] + at for record, at in [pair.other for pair in pairs]])
+        baseline, other = np.array(places, dtype=np.int64).reshape(2, len(pairs))
         versions = {name: self._texts(name) for name in _VERSIONS}
         nodes, generations = self._texts("node"), self._column("generation").astype(np.int64)
-        self.arm: I8 = np.array([pair.arm for pair in pairs], dtype=np.int64)
+        self.arm: I8 = self._column("arm")[other].astype(np.int64)
         self.rollout = self._texts("rollout")[other]
         self.generation: I8 = np.where(
             generations[other] == ABSENT, generations[baseline], generations[other]
@@ -55,9 +55,20 @@ class PairLabels:
         self.region = self._texts("region")[other]
         self.temperature: F8 = self._column("temperature")[other]
         self.input_tokens: I8 = self._column("input_tokens")[other].astype(np.int64)
+        self.signature: U1 = self._column("signature")[other]
+        self.pair_id: U1 = self._column("pair_id")[other]
+        self.has_pair_id: Bool = self._column("has_pair_id")[other]
+        event_us = np.concatenate([record.event_us for record in self._records])
+        self.event_us: I8 = np.maximum(event_us[baseline], event_us[other])
+        """Later of the two completions."""
         self.populations, self.population = self._populations()
         self.first_offset, self.first_position = self._first(baseline, other)
         """Where the half stands that came first."""
+
+    def names(self, rows: I8) -> list[bytes]:
+        """What these pairs are called: by their pair id, else by their signature."""
+        named = self.has_pair_id[rows, None]
+        return sixteen_bytes(np.where(named, self.pair_id[rows], self.signature[rows]))
 
     def _texts(self, name: str) -> Texts:
         return joined([record.columns.labels[name] for record in self._records])
@@ -113,3 +124,9 @@ class PairLabels:
             *node_nested,
         )
         return [ev.members(part, full) for part in parts]
+
+
+def sixteen_bytes(rows: U1) -> list[bytes]:
+    """The rows of an array (n, 16)."""
+    found: list[bytes] = np.ascontiguousarray(rows).view("V16").ravel().tolist()
+    return found

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
 from pipeline.core.buckets import Buckets
 from pipeline.core.divergence import score_pairs
 from pipeline.core.evidence import SECOND_US, or_none
 from pipeline.core.flushing import Records
 from pipeline.core.formed import Count, Excess, Formed, Pair
-from pipeline.core.groups import Arrival, Group, GroupKey, Groups, Halves, Moment, group_keys
+from pipeline.core.groups import Arrival, Group, GroupKey, Groups, Halves, halves_of
 from pipeline.core.measuring import reported_drops
 from pipeline.core.pair_rows import PairRows
 from pipeline.core.scoring import Scorer, settle
@@ -91,7 +89,7 @@ class PairSource:
         if decoded is not None:
             if decoded.header is not None and decoded.header.dropped:
                 self._count_drops(decoded.header)
-            self._join(decoded, meta, now)
+            self._join(halves_of(decoded, meta.offset, meta.append_us + EVENT_AHEAD_US, now))
         if len(self._pending) >= PAIRS_AT_ONCE:
             self._settle()
 
@@ -142,37 +140,32 @@ class PairSource:
             "holes": self._log.holes,
         }
 
-    def _join(self, decoded: Decoded[LogitColumns], meta: RecordMeta, now: Moment) -> None:
-        columns = decoded.columns
-        completed = np.minimum(columns.ts_us + columns.duration_us, meta.append_us + EVENT_AHEAD_US)
-        record = Halves(columns, meta.offset, decoded.positions, completed.tolist())
-        halves = zip(
-            group_keys(columns),
-            columns.arm.tolist(),
-            columns.expected_arms.tolist(),
-            columns.generation.tolist(),
-            strict=True,
-        )
-        for at, (key, arm, expected, generation) in enumerate(halves):
-            group = self._groups.find(key, now)
-            if group.seen or group.is_anonymous:
-                self._take_in(group, (record, at), arm, expected, now)
+    def _join(self, record: Halves) -> None:
+        log_us = record.moment[0]
+        for at, met in self._groups.meet(record):
+            if isinstance(met, Group):
+                self._take_in(met, (record, at))
+            elif record.arms[at] == BASELINE:
+                self._form((record, at), met, log_us)
             else:
-                group.begin(arm, (record, at), expected, generation, now)
+                self._form(met, (record, at), log_us)
 
-    def _take_in(self, group: Group, arrival: Arrival, arm: int, expected: int, now: Moment) -> None:
-        identity = _identity(arrival, arm) if group.is_anonymous else arm
-        if self._groups.came_before(group, identity, now):
+    def _take_in(self, group: Group, arrival: Arrival) -> None:
+        record, at = arrival
+        arm, now = record.arms[at], record.moment
+        if not group.seen and not group.is_anonymous:
+            group.begin(arrival)
+        elif self._groups.came_before(group, _identity(arrival) if group.is_anonymous else arm, now):
             self._count(now[0], _population(arrival, ABSENT), "unmatched.duplicate", 1)
         elif not group.is_open:
             reason = "unmatched.ambiguous" if group.is_anonymous else "unmatched.late"
             self._count(now[0], _population(arrival, ABSENT), reason, 1)
         else:
-            group.expected |= expected
+            group.expected |= record.expected[at]
             group.halves.setdefault(arm, arrival)
             if group.is_anonymous:
                 if not group.present:
-                    group.generation = _generation(arrival)
+                    group.generation = record.generations[at]
                 group.present |= 1 << arm
                 group.arrived[arm] = group.arrived.get(arm, 0) + 1
             else:
@@ -185,7 +178,7 @@ class PairSource:
         if baseline is not None:
             for other in (CANARY, CONTROL) if arm == BASELINE else (arm,):
                 if other in group.halves:
-                    self._form(group, baseline, other, log_us)
+                    self._compare(group, baseline, other, log_us)
         if group.is_complete():
             self._groups.close(group)
             group.halves.clear()
@@ -210,7 +203,7 @@ class PairSource:
             elif baseline is None:
                 self._count(ended_us, population, "unmatched.no_baseline", 1)
             elif group.is_anonymous:
-                self._form(group, baseline, arm, ended_us)
+                self._compare(group, baseline, arm, ended_us)
         group.halves.clear()
         self._formed.pop(group.key, None)
 
@@ -223,18 +216,18 @@ class PairSource:
     def _count(self, log_us: int, population: Population, name: str, n: int) -> None:
         self._pending.append(Count(log_us // SECOND_US, population, name, n))
 
-    def _form(self, group: Group, baseline: Arrival, arm: int, log_us: int) -> None:
+    def _form(self, baseline: Arrival, other: Arrival, log_us: int) -> Pair | None:
         # A pair can matter to seconds up to J + 5 s after it: with its control, which may come J later.
         if log_us + self._join_timeout_us + EVENT_AHEAD_US < self._log.whole_from * SECOND_US:
-            return
-        other = group.halves[arm]
-        event_us = max(_event_us(baseline), _event_us(other))
-        second = self._second(event_us, log_us, group)
-        late = second is None
-        counted = log_us // SECOND_US if second is None else second
-        pair = Pair(group, baseline, other, arm, counted, late, event_us, log_us)
+            return None
+        pair = Pair(baseline, other, log_us, self._log.closed_through)
         self._pending.append(pair)
-        if not group.compares_two:
+        return pair
+
+    def _compare(self, group: Group, baseline: Arrival, arm: int, log_us: int) -> None:
+        """Form a pair of a group; with the other comparison formed, too, their difference."""
+        pair = self._form(baseline, group.halves[arm], log_us)
+        if pair is None or not group.compares_two:
             return
         formed = self._formed.setdefault(group.key, {})
         formed[arm] = pair
@@ -242,14 +235,14 @@ class PairSource:
             canary, control = formed[CANARY], formed[CONTROL]
             if arm == CANARY:
                 canary.control = control
-            second = self._second(max(canary.event_us, control.event_us), log_us, group)
+            second = self._second(max(_event_us(canary), _event_us(control)), log_us, group)
             if second is not None:
                 self._pending.append(Excess(canary, control, second))
 
     def _second(self, event_us: int, formed_us: int, group: Group) -> int | None:
-        """The bucket of what completed then and was formed now; None if that is closed.
+        """The bucket of a difference that was complete then and formed now; None if that is closed.
 
-        An anonymous group is resolved only at its deadline: its pairs count in that second of log time.
+        An anonymous group is resolved only at its deadline: it counts in that second of log time.
         """
         if group.is_anonymous:
             return formed_us // SECOND_US
@@ -257,20 +250,14 @@ class PairSource:
         return second if self._log.accepts(second) else None
 
 
-def _event_us(arrival: Arrival) -> int:
-    record, at = arrival
-    return record.event_us[at]
+def _event_us(pair: Pair) -> int:
+    return max(int(record.event_us[at]) for record, at in (pair.baseline, pair.other))
 
 
-def _identity(arrival: Arrival, arm: int) -> object:
+def _identity(arrival: Arrival) -> object:
     """What makes two halves without a pair id the same."""
     record, at = arrival
-    return arm, record.columns.labels["node"].get(at), int(record.columns.ts_us[at])
-
-
-def _generation(arrival: Arrival) -> int:
-    record, at = arrival
-    return int(record.columns.generation[at])
+    return record.arms[at], record.columns.labels["node"].get(at), int(record.columns.ts_us[at])
 
 
 def _rollout(arrival: Arrival) -> str:
@@ -281,8 +268,8 @@ def _rollout(arrival: Arrival) -> str:
 def _population(arrival: Arrival, fallback: int) -> Population:
     """Of one half: what it says itself; `fallback` is its generation where it says none."""
     record, at = arrival
-    generation = _generation(arrival)
+    generation = record.generations[at]
     if generation == ABSENT:
         generation = fallback
     version = record.columns.labels["model_version"].get(at)
-    return Population(_rollout(arrival), or_none(generation), ARMS[record.columns.arm[at]], version)
+    return Population(_rollout(arrival), or_none(generation), ARMS[record.arms[at]], version)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -13,9 +13,9 @@ from pipeline.core.cells import ALL
 from pipeline.core.divergence import ESTIMATOR, Half, PairScores
 from pipeline.core.evidence import SECOND_US, Dimension, Evidence
 from pipeline.core.formed import Count, Excess, Formed, Pair
-from pipeline.core.groups import name_of, pair_id_of, signature_of
+from pipeline.core.groups import Arrival
 from pipeline.core.pair_labels import PairLabels
-from pipeline.core.pair_rows import RENORMALISED, SCORES, PairRows
+from pipeline.core.pair_rows import RENORMALISED, SCORES, Column, PairRows
 from schemas.buckets import SCORE_ONE, Population
 from schemas.columns import F8, I8, Bool
 
@@ -35,27 +35,40 @@ def settle(pending: Sequence[Formed], score: Scorer, whole_from: int, found: Pai
     What counts before the second `whole_from`, and pairs formed before it, are left out.
     """
     pairs = [item for item in pending if isinstance(item, Pair)]
-    scored = _Scored(pairs, score([(_half(p.baseline), _half(p.other)) for p in pairs]))
-    # Only now is it known which differences there are: a pair that has no score leaves none.
-    items = [item for item in pending if not isinstance(item, Excess) or _is_difference(item)]
-    excesses = [item for item in items if isinstance(item, Excess)]
-    labels = PairLabels([*pairs, *(item.canary for item in excesses)]) if pairs or excesses else None
+    scores = score([(_half(pair.baseline), _half(pair.other)) for pair in pairs])
+    units = {name: to_units(getattr(scores, name)) for name in SCORES}
+    _tell_scores(pairs, scores, units["kl_lower"])
+    items = pending
+    excesses: list[Excess] = []
+    if len(pairs) < len(pending):
+        # Only now is it known which differences there are: a pair that has no score leaves none.
+        items = [item for item in pending if not isinstance(item, Excess) or _is_difference(item)]
+        excesses = [item for item in items if isinstance(item, Excess)]
+    if not pairs and not excesses:
+        return _Rows(items, None).evidence(whole_from)
+    labels = PairLabels([*pairs, *(item.canary for item in excesses)])
+    scored = _Scored(pairs, scores, units, labels)
     rows = _Rows(items, labels)
-    if labels is not None:
-        rows.add_pairs(scored)
-        rows.add_excesses(excesses)
-    rows.add_counts([item for item in items if isinstance(item, Count)])
-    if labels is not None:
-        for estimator, chosen in ((ESTIMATOR, ~scored.renormalised), (RENORMALISED, scored.renormalised)):
-            at = np.flatnonzero(scored.has_score & chosen & (scored.formed_us >= whole_from * SECOND_US))
-            if len(at):
-                found.add(estimator, scored.columns(at, labels))
+    rows.add_pairs(scored)
+    rows.add_excesses(excesses)
+    for estimator, chosen in ((ESTIMATOR, ~scores.renormalised), (RENORMALISED, scores.renormalised)):
+        at = np.flatnonzero(scored.has_score & chosen & (scored.formed_us >= whole_from * SECOND_US))
+        if len(at):
+            found.add(estimator, scored.rows(at))
     return rows.evidence(whole_from)
 
 
-def _half(arrival: tuple[Any, int]) -> Half:
+def _half(arrival: Arrival) -> Half:
     record, at = arrival
     return Half(record.columns, at)
+
+
+def _tell_scores(pairs: Sequence[Pair], scores: PairScores, kl_lower: I8) -> None:
+    """Tell each pair that may be compared with another its score."""
+    comparable = ((scores.positions > 0) & ~scores.renormalised).tolist()
+    for pair, score, known in zip(pairs, kl_lower.tolist(), comparable, strict=True):
+        if known:
+            pair.kl_lower = score
 
 
 def _is_difference(item: Excess) -> bool:
@@ -65,54 +78,77 @@ def _is_difference(item: Excess) -> bool:
 class _Scored:
     """Pairs with their scores; arrays have one entry per pair."""
 
-    def __init__(self, pairs: Sequence[Pair], scores: PairScores) -> None:
-        """Tells each comparable pair its `kl_lower`."""
+    def __init__(
+        self, pairs: Sequence[Pair], scores: PairScores, units: Mapping[str, I8], labels: PairLabels
+    ) -> None:
+        """`labels`: of these pairs, and then of others."""
         self.pairs = pairs
         self.scores = scores
-        self.outcome = np.array(scores.outcome, dtype=np.object_)
-        self.has_score: Bool = self.outcome == "scored"
-        self.renormalised = scores.renormalised
-        self.units = {name: to_units(getattr(scores, name)) for name in SCORES}
+        self.units = units
+        self._labels = labels
+        self.has_score: Bool = scores.positions > 0
         self.formed_us: I8 = np.array([pair.formed_us for pair in pairs], dtype=np.int64)
-        self.late: Bool = np.array([pair.late for pair in pairs], dtype=np.bool_)
-        comparable = (self.has_score & ~self.renormalised).tolist()
-        for pair, kl_lower, known in zip(pairs, self.units["kl_lower"].tolist(), comparable, strict=True):
-            if known:
-                pair.kl_lower = kl_lower
+        closed_through: I8 = np.array([pair.closed_through for pair in pairs], dtype=np.int64)
+        n = len(pairs)
+        named, own = labels.has_pair_id[:n], labels.event_us[:n] // SECOND_US
+        self.late: Bool = named & (own <= closed_through)
+        # Halves without a pair id pair at their deadline, and count in that second of log time.
+        judged = self.has_score & ~self.late
+        self.second: I8 = np.where(named & judged, own, self.formed_us // SECOND_US)
+        """The bucket: of the pair if it is judged, else of the log time at which it formed."""
 
-    def columns(self, at: I8, labels: PairLabels) -> dict[str, list[Any]]:
-        """Those pairs as columns of PairBatch, texts as texts."""
+    def names(self) -> list[bytes]:
+        """What the pairs are called."""
+        return self._labels.names(np.arange(len(self.pairs)))
+
+    def rows(self, at: I8) -> dict[str, Column]:
+        """Those pairs as columns of PairBatch."""
+        labels, scores = self._labels, self.scores
         pairs = [self.pairs[row] for row in at.tolist()]
-        keys = [pair.group.key for pair in pairs]
-        ended: tuple[bool | None, ...] = (False, True, None)  # ABSENT is -1: the last entry
         return {
-            "rollout": labels.rollout[at].tolist(),
-            "arm": labels.arm[at].tolist(),
-            "generation": [ev.or_none(each) for each in labels.generation[at].tolist()],
-            "model_version": [version or "" for version in labels.model_version[at].tolist()],
-            "baseline_version": [version or "" for version in labels.baseline_version[at].tolist()],
-            "differs": labels.differs[at].tolist(),
-            "node": labels.node[at].tolist(),
-            "baseline_node": labels.baseline_node[at].tolist(),
-            "request_type": labels.request_type[at].tolist(),
-            "input_tokens": labels.input_tokens[at].tolist(),
-            "signature": [signature_of(key) for key in keys],
-            "pair_id": [pair_id_of(key) for key in keys],
-            "event_us": [pair.event_us for pair in pairs],
-            "formed_us": self.formed_us[at].tolist(),
-            "first_offset": labels.first_offset[at].tolist(),
-            "first_position": labels.first_position[at].tolist(),
-            "positions": self.scores.positions[at].tolist(),
-            "agreed": self.scores.agreed[at].tolist(),
-            "first_difference": [ev.or_none(each) for each in self.scores.first_difference[at].tolist()],
-            "ended_together": [ended[each] for each in self.scores.ended_together[at].tolist()],
-            "late": self.late[at].tolist(),
-            "control_kl_lower": [
-                None if pair.control is None or pair.kl_lower is None else pair.control.kl_lower
-                for pair in pairs
-            ],
-            **{name: units[at].tolist() for name, units in self.units.items()},
+            "rollout": labels.rollout[at],
+            "model_version": labels.model_version[at],
+            "baseline_version": labels.baseline_version[at],
+            "node": labels.node[at],
+            "baseline_node": labels.baseline_node[at],
+            "request_type": labels.request_type[at],
+            "arm": labels.arm[at],
+            "generation": labels.generation[at],
+            "differs": labels.differs[at],
+            "input_tokens": labels.input_tokens[at],
+            "signature": labels.signature[at],
+            "pair_id": labels.pair_id[at],
+            "has_pair_id": labels.has_pair_id[at],
+            "event_us": labels.event_us[at],
+            "formed_us": self.formed_us[at],
+            "first_offset": labels.first_offset[at],
+            "first_position": labels.first_position[at],
+            "positions": scores.positions[at],
+            "agreed": scores.agreed[at],
+            "first_difference": scores.first_difference[at],
+            "ended_together": scores.ended_together[at],
+            "late": self.late[at],
+            **{name: units[at] for name, units in self.units.items()},
+            **_controls(pairs),
         }
+
+
+def _controls(pairs: Sequence[Pair]) -> dict[str, I8 | Bool]:
+    """Scores of the controls that were known when these were scored, and which were."""
+    controls, known = np.zeros(len(pairs), dtype=np.int64), np.zeros(len(pairs), dtype=np.bool_)
+    for at, pair in enumerate(pairs):
+        control = pair.control
+        if control is not None and control.kl_lower is not None and pair.kl_lower is not None:
+            controls[at], known[at] = control.kl_lower, True
+    return {"control_kl_lower": controls, "has_control": known}
+
+
+def _places(items: Sequence[Formed]) -> dict[type, I8]:
+    """Which rows are of what kind."""
+    places: dict[type, list[int]] = {Pair: [], Excess: [], Count: []}
+    for at, item in enumerate(items):
+        places[type(item)].append(at)
+    return {kind: np.array(found, dtype=np.int64) for kind, found in places.items()}
 
 
 class _Rows:
@@ -121,14 +157,10 @@ class _Rows:
     def __init__(self, items: Sequence[Formed], labels: PairLabels | None) -> None:
         self._n = len(items)
         self._labels = labels
-        self._at: dict[type, I8] = {
-            kind: np.array([at for at, item in enumerate(items) if isinstance(item, kind)], dtype=np.int64)
-            for kind in (Pair, Excess, Count)
-        }
-        """Which rows are of what kind."""
+        self._at = _places(items)
         self._pair: I8 = np.zeros(self._n, dtype=np.int64)
         """Which pair of the labels a row speaks of; any, for a count."""
-        self._second: I8 = np.array([item.second for item in items], dtype=np.int64)
+        self._second: I8 = np.zeros(self._n, dtype=np.int64)
         self._population: I8 = np.zeros(self._n, dtype=np.int64)
         self._populations: dict[Population, int] = {}
         self._full: Bool = np.zeros(self._n, dtype=np.bool_)
@@ -141,26 +173,35 @@ class _Rows:
             self._pair[of_pairs] = np.arange(len(of_pairs))
             self._population[of_pairs] = labels.population
             self._populations = {each: at for at, each in enumerate(labels.populations)}
+        self._add_counts([item for item in items if isinstance(item, Count)])
 
     def add_pairs(self, scored: _Scored) -> None:
-        """Judged, or counted as what keeps them from it in the second of log time in which they formed."""
+        """Judged, or counted as what keeps them from it."""
         at = self._at[Pair]
-        judged = scored.has_score & ~scored.late
-        self._second[at[~judged]] = scored.formed_us[~judged] // SECOND_US
-        for reason in set(scored.scores.outcome) - {"scored"}:
-            self._total(f"unmatched.{reason}")[at[scored.outcome == reason]] = 1
-        self._total("unmatched.late")[at[scored.has_score & scored.late]] = 1
-        alone = judged & scored.renormalised
+        self._second[at] = scored.second
+        judged, renormalised = scored.has_score & ~scored.late, scored.scores.renormalised
+        if not judged.all():
+            for row in np.flatnonzero(~scored.has_score).tolist():
+                self._total(f"unmatched.{scored.scores.outcome[row]}")[at[row]] = 1
+            self._total("unmatched.late")[at[scored.has_score & scored.late]] = 1
+        alone = judged & renormalised
         self._fill(at[alone], "renormalised", {"kl_renormalised": scored.units["kl_lower"][alone]})
-        plain = judged & ~scored.renormalised
+        plain = judged & ~renormalised
         measures = {name: scored.units[name][plain] for name in _MEASURED}
         self._fill(at[plain], "pairs", {"positions": scored.scores.positions[plain], **measures})
-        for row, pair in zip(at.tolist(), scored.pairs, strict=True):
-            self._ids[row] = name_of(pair.group.key)
+        names = scored.names()
+        if len(at) == self._n:
+            self._ids = names
+        else:
+            for row, name in zip(at.tolist(), names, strict=True):
+                self._ids[row] = name
 
     def add_excesses(self, excesses: Sequence[Excess]) -> None:
         """Paired differences of canary and control."""
+        if not excesses:
+            return
         at = self._at[Excess]
+        self._second[at] = [item.second for item in excesses]
         control = np.array([item.control.kl_lower for item in excesses], dtype=np.int64)
         canary = np.array([item.canary.kl_lower for item in excesses], dtype=np.int64)
         # A prompt on which the baseline does not reproduce itself tells nothing (statistics.md §0.3).
@@ -168,22 +209,28 @@ class _Rows:
         self._fill(at[out], "excess_left_out", {})
         self._fill(at[~out], None, {"excess": (canary - control + EXCESS_SHIFT)[~out]})
 
-    def add_counts(self, counts: Sequence[Count]) -> None:
+    def _add_counts(self, counts: Sequence[Count]) -> None:
         """What is no evidence but counts."""
         known = self._populations
         for row, item in zip(self._at[Count].tolist(), counts, strict=True):
+            self._second[row] = item.second
             self._population[row] = known.setdefault(item.population, len(known))
             self._total(item.name)[row] = item.n
 
     def _fill(self, rows: I8, counter: str | None, measures: Mapping[str, I8]) -> None:
-        """Full rows, with a counter of 1 and these values."""
-        self._full[rows] = True
-        if counter is not None and len(rows):
-            self._counters[counter] = np.zeros(self._n, dtype=np.int64)
-            self._counters[counter][rows] = 1
+        """Full rows, ascending, with a counter of 1 and these values."""
+        if len(rows) == 0:
+            return
+        present = np.zeros(self._n, dtype=np.bool_)
+        present[rows] = True
+        self._full |= present
+        if counter is not None:
+            self._counters[counter] = present.astype(np.int64)
         for name, values in measures.items():
-            held, present = np.zeros(self._n, dtype=np.int64), np.zeros(self._n, dtype=np.bool_)
-            held[rows], present[rows] = values, True
+            held = values
+            if len(rows) < self._n:
+                held = np.zeros(self._n, dtype=np.int64)
+                held[rows] = values
             self._measures[name] = held, present
 
     def _total(self, name: str) -> I8:

@@ -245,6 +245,20 @@ def test_a_generation_that_one_half_does_not_say_is_the_others() -> None:
     assert list(log.counters()) == [(0, ("chat", 7, "canary", "m2", 1))]
 
 
+def test_what_closes_between_two_flushes_is_one_statement() -> None:
+    log = Log()
+    log.append(T + S, half("baseline"), half("canary"))
+    log.append(T + 5 * S, half("baseline", pair_id="q", ts_us=T + 4 * S))
+    for at_us in (T + 8 * S, T + 20 * S, T + 20 * S + 1):
+        log.append(at_us)
+    finals = scenarios.finals_of(log.source.take_flush())
+    assert {(f.closed_from, f.closed_through, f.offset, f.parts) for f in finals} == {(0, T // S + 17, 4, 1)}
+    assert [f.gating_partition for f in finals] == [0, 1, 2, 3]
+    said, _ = scenarios.assemble(finals)
+    assert {second - T // S for second in said} == {0, 8}
+    assert log.source.take_flush().finals == []
+
+
 def test_nothing_is_held_once_time_has_passed() -> None:
     log = Log()
     for n in range(40):

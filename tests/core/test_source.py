@@ -51,6 +51,15 @@ def test_a_second_is_open_up_to_its_end_plus_lateness_inclusive() -> None:
     assert log.accepts(second + 1)
 
 
+def test_the_closing_offset_is_of_the_record_that_closed_the_newest_closed_second() -> None:
+    log = position(lateness_s=15)
+    found = []
+    for offset, at_us in enumerate((T, T + 16 * S, T + 16 * S + 1, T + S, T + 16 * S + 2, T + 19 * S)):
+        log.advance(offset, at_us, 0)
+        found.append((log.closed_through - T // S, log.closing_offset))
+    assert found == [(-17, 0), (-1, 1), (0, 2), (0, 2), (0, 2), (2, 5)]
+
+
 def test_log_time_never_falls() -> None:
     log = position()
     log.advance(0, T, 0)

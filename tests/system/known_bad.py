@@ -29,31 +29,20 @@ def commit_at_the_oldest_waiting_half() -> None:
 
     It trusts what it reads, as who commits so would: otherwise the warm-up would keep it silent.
     """
-    offsets: dict[tuple[int, pairing.GroupKey], int] = {}
-    reading = [0]
-    find = pairing.Groups.find
     take_flush = pairing.PairSource.take_flush
     read = pairing.PairSource.read
 
-    def noting_find(groups: pairing.Groups, key: pairing.GroupKey, now: pairing.Moment) -> pairing.Group:
-        group = find(groups, key, now)
-        if group.opened == now:
-            offsets[id(groups), key] = reading[0]
-        return group
-
-    def noting_read(self: pairing.PairSource, meta: source.RecordMeta, decoded: object) -> None:
-        reading[0] = meta.offset
+    def trusting_read(self: pairing.PairSource, meta: source.RecordMeta, decoded: object) -> None:
         read(self, meta, decoded)  # type: ignore[arg-type]
         self._log.whole_from = 0
 
     def flush(self: pairing.PairSource) -> source.Flush:
         made = take_flush(self)
-        waiting = [offsets[id(self._groups), group.key] for group in self._groups._opened if group.is_open]
+        waiting = [record.offset for record, _ in self._groups.waiting()]
         oldest = min(waiting, default=self._log.next_offset)
         return source.Flush(made.finals, made.fresh, made.pairs, oldest)
 
-    pairing.Groups.find = noting_find  # type: ignore[method-assign]
-    pairing.PairSource.read = noting_read  # type: ignore[method-assign]
+    pairing.PairSource.read = trusting_read  # type: ignore[method-assign]
     pairing.PairSource.take_flush = flush  # type: ignore[method-assign]
 
 
