@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.core import claims
 from pipeline.core import evidence as ev
 from pipeline.core.bins import bin_of
 from pipeline.core.buckets import Buckets
@@ -142,6 +143,16 @@ def test_the_cap_depends_on_the_order_of_rows_only(seed: int, capacity: int) -> 
         held = [(c.dimension, c.value) for cells in second.contents for c in cells.cells]
         kept = [name for name in held if name[0] != "other"]
         assert len(kept) <= capacity
+
+
+@given(st.integers(0, 10**6))
+def test_how_long_keys_are_sorted_changes_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    evidence = rows([(rng.randrange(3), rng.choice("ab"), rng.choice("xyzuvw")) for _ in range(20)])
+    short = filled([evidence], 9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claims, "_SHORT", 0)
+        assert filled([evidence], 9) == short
 
 
 def test_what_finds_no_cell_counts_once_in_other() -> None:
