@@ -36,7 +36,7 @@ from schemas.json_codec import decode_telemetry as decode_json_telemetry
 from schemas.layout import ETAS, LOGIT_LAYOUT, REQUEST_LAYOUT, Layout
 from schemas.select import drop_unreadable, in_order, take_logits, take_requests
 from schemas.tabulate import RequestExtras, blank_infinite, logit_columns, offsets_of, request_columns, settle
-from schemas.wire_columns import BlobError, read_label, read_number
+from schemas.wire_columns import BlobError, constant_labels, constant_numbers, read_label, read_number
 
 VERSION: Final = 1
 MAX_ID: Final = 2**31 - 1
@@ -124,10 +124,11 @@ def _numbers(layout: Layout, blobs: Sequence[bytes], n: int, faults: _Faults) ->
     """All number columns by name; faults get every event that violates a limit."""
     if len(blobs) != len(layout.numbers):
         _refuse("numbers", f"{len(blobs)} number columns; {layout.kind} have {len(layout.numbers)}")
-    columns: dict[str, NDArray[Any]] = {}
-    for column, blob in zip(layout.numbers, blobs, strict=True):
+    columns, others = constant_numbers(layout, blobs, n)
+    for index in others:
+        column = layout.numbers[index]
         try:
-            columns[column.name], bad = read_number(column, blob, n)
+            columns[column.name], bad = read_number(column, blobs[index], n)
         except BlobError as error:
             _refuse(column.name, str(error))
         for row, reason in bad:
@@ -140,10 +141,12 @@ def _labels(
 ) -> dict[str, LabelColumn]:
     if len(wire) != len(layout.labels):
         _refuse("labels", f"{len(wire)} label columns; {layout.kind} have {len(layout.labels)}")
-    columns: dict[str, LabelColumn] = {}
-    for name, optional, (values, codes) in zip(layout.labels, layout.optional_labels, wire, strict=True):
+    columns, others = constant_labels(layout, wire, n)
+    for index in others:
+        name = layout.labels[index]
+        values, codes = wire[index]
         try:
-            columns[name], bad = read_label(optional, values, codes, n)
+            columns[name], bad = read_label(layout.optional_labels[index], values, codes, n)
         except BlobError as error:
             _refuse(name, str(error))
         for row, reason in bad:

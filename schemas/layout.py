@@ -47,9 +47,9 @@ class NumberGroup:
     columns: tuple[NumberColumn, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """What an envelope of this kind holds, in wire order."""
+    """What an envelope of this kind holds, in wire order. There is one of each kind."""
 
     kind: str
     groups: tuple[NumberGroup, ...]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.layout import LOGIT_LAYOUT, REQUEST_LAYOUT, NumberColumn
-from schemas.wire_columns import BlobError, read_label, read_number
+from schemas.layout import LOGIT_LAYOUT, REQUEST_LAYOUT, Layout, NumberColumn
+from schemas.wire_columns import BlobError, constant_labels, constant_numbers, read_label, read_number
 
 COLUMNS = (*REQUEST_LAYOUT.numbers, *LOGIT_LAYOUT.numbers)
 
@@ -57,3 +57,29 @@ def test_a_blob_of_another_length_is_refused(size: int, n: int) -> None:
     column = next(each for each in COLUMNS if each.itemsize == 8)
     with pytest.raises(BlobError, match=f"blob of {size} bytes; {n} events need {8 * n} "):
         read_number(column, bytes(size), n)
+
+
+@pytest.mark.parametrize("layout", [REQUEST_LAYOUT, LOGIT_LAYOUT], ids=lambda layout: layout.kind)
+def test_constant_columns_together_are_what_each_is_alone(layout: Layout) -> None:
+    blobs = [np.array([max(c.low, 0)]).astype(c.wire).tobytes() for c in layout.numbers]
+    blobs[2] = blobs[2] * 4
+    columns, others = constant_numbers(layout, blobs, 4)
+    assert others == (2,)
+    for index, column in enumerate(layout.numbers):
+        if index != 2:
+            assert columns[column.name].tolist() == read_number(column, blobs[index], 4)[0].tolist()
+    wire = [(["x"], bytes(2)) for _ in layout.labels]
+    wire[1] = (["x", "y"], bytes(8))
+    labels, rest = constant_labels(layout, wire, 4)
+    assert rest == (1,)
+    assert list(labels) == list(layout.labels)
+    assert {labels[name].get(3) for name in layout.labels if name != layout.labels[1]} == {"x"}
+
+
+@pytest.mark.parametrize("size", [0, 3, 8])
+def test_a_record_with_a_column_that_is_refused_or_faulty_is_read_column_by_column(size: int) -> None:
+    blobs = [np.array([max(c.low, 0)]).astype(c.wire).tobytes() for c in REQUEST_LAYOUT.numbers]
+    blobs[0] = b"\xff" * size
+    columns, others = constant_numbers(REQUEST_LAYOUT, blobs, 4)
+    assert columns == {}
+    assert list(others) == list(range(len(blobs)))
