@@ -7,16 +7,13 @@ process. The private names used here are listed in PRIVATE_NAMES and touched by 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from inspect import iscoroutine
 from typing import Any, ClassVar, Final
 
 import faust
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 from faust.types import TP
-from mode.services import WaitResults
 from mode.supervisors import CrashingSupervisor
 
 from pipeline.config import KafkaConfig
@@ -26,12 +23,7 @@ from schemas.topics import CONTENT_TYPE, Topic
 
 PRIVATE_NAMES: Final = {
     "faust.app.base.App": ("_new_transport", "_create_directories"),
-    "faust.transport.consumer.ThreadDelegateConsumer": (
-        "_commit",
-        "_thread",
-        "_new_consumer_thread",
-        "wait_first",
-    ),
+    "faust.transport.consumer.ThreadDelegateConsumer": ("_commit", "_thread", "_new_consumer_thread"),
     "faust.transport.drivers.aiokafka.AIOKafkaConsumerThread": (
         "_create_worker_consumer",
         "_ensure_consumer",
@@ -83,50 +75,9 @@ class _CommittedReads(AIOKafkaConsumerThread):
         return any(place in assigned for place in offsets) and bool(await super()._commit(offsets))
 
 
-class _Begun:
-    """A coroutine that has begun to wait for something, to be awaited to its end."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
-        self._coroutine = coroutine
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        waits_for = self._waits_for
-        try:
-            while True:
-                try:
-                    sent = yield waits_for
-                except BaseException as error:  # noqa: BLE001 (the coroutine's, whatever it is)
-                    waits_for = self._coroutine.throw(error)
-                else:
-                    waits_for = self._coroutine.send(sent)
-        except StopIteration as ended:
-            return ended.value
-
-
 class _Consumer(Consumer):
     def _new_consumer_thread(self) -> AIOKafkaConsumerThread:
         return _CommittedReads(self, loop=self.loop, beacon=self.beacon)
-
-    async def wait_first(self, *waited: Any, timeout: Any = None) -> Any:  # noqa: ASYNC109 (mode's)
-        """As mode's, by which Faust hands over each record, or gives up when a rebalance suspends the flow.
-
-        mode's makes four tasks to wait with. A record is nearly always taken without waiting: then none is
-        needed, and the agent gets its turn as it would.
-        """
-        if len(waited) != 2 or timeout is not None or not all(map(iscoroutine, waited)):
-            return await super().wait_first(*waited, timeout=timeout)
-        handing_over, suspended = waited
-        try:
-            waits_for = handing_over.send(None)
-        except StopIteration as taken:
-            suspended.close()
-            await asyncio.sleep(0)
-            return WaitResults([handing_over], [taken.value], stopped=False)
-        except BaseException:
-            suspended.close()
-            raise
-        return await super().wait_first(_Begun(handing_over, waits_for), suspended)
 
 
 class _Transport(Transport):

@@ -11,10 +11,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer.fetcher import Fetcher
 from faust.app.base import App
-from faust.transport.consumer import Consumer, ThreadDelegateConsumer
+from faust.transport.consumer import ThreadDelegateConsumer
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
-from mode.services import Service
 
 from pipeline.config import KafkaConfig
 from pipeline.workers import transport
@@ -96,13 +95,6 @@ def test_a_commit_goes_to_the_group_without_a_flush() -> None:
 
 def test_faust_makes_folders_only_where_we_override_it() -> None:
     assert "_create_directories" in inspect.getsource(App.on_first_start)
-
-
-def test_a_record_is_handed_over_by_the_wait_that_we_shorten() -> None:
-    source = inspect.getsource(Consumer._drain_messages)
-    assert source.count("wait_first(") == 1
-    assert "callback(message), self.suspend_flow.wait()" in source
-    assert "FIRST_COMPLETED" in inspect.getsource(Service.wait_first)
 
 
 async def test_a_commit_of_partitions_that_were_just_revoked_is_none_and_no_crash() -> None:
