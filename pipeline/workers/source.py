@@ -40,7 +40,7 @@ FLUSH_LATEST_S: Final = 0.1
 events are then counted at once, and a cell that changes all the time is published less often."""
 BEHIND_TIMES: Final = 9
 BEHIND_LATEST_S: Final = 1.0
-"""The same of a worker that is behind: at most a tenth of its time goes into what it publishes. What waits
+"""The same of a worker that is behind: about a tenth of its time goes into what it publishes. What waits
 unread is late by more than such a pause."""
 COMMIT_EVERY_S: Final = 1.0
 SILENT_S: Final = 1.0
