@@ -39,7 +39,8 @@ class Intake:
         self._kafka = kafka
         self._reader: RangeReader | None = None
         self._expected: dict[Partition, int] = {}
-        self._unmoved: dict[Partition, int] = {}
+        self._stood: dict[Partition, tuple[int, int]] = {}
+        """Expected offset and fetch position at the last look for what was left behind."""
         self.holes = 0
         """Gaps that held no record."""
         self.recovered = 0
@@ -48,7 +49,7 @@ class Intake:
     def expect(self, place: Partition, offset: int) -> None:
         """Records of this partition go on at `offset`: earlier ones are skipped, missing ones are read."""
         self._expected[place] = offset
-        self._unmoved.pop(place, None)
+        self._stood.pop(place, None)
 
     async def begin(self, place: Partition, committed: int | None) -> None:
         """Go on where the group's commit stands, or where the partition begins; may block on the broker.
@@ -78,16 +79,17 @@ class Intake:
     async def left_behind(self, place: Partition) -> AsyncIterator[Record]:
         """Records before the fetch position that were not delivered; call it now and then.
 
-        They count as left out when position and expectation stood like this at the call before, too.
+        They count as left out when position and expectation stood like this at the call before, too. While
+        the position moves, what was fetched is still being delivered, and a record after a gap finds it.
         """
         expected, position = self._expected.get(place), self._link.position(place)
         if expected is None or position is None or position.next_offset <= expected:
-            self._unmoved.pop(place, None)
-            return
-        if self._unmoved.get(place) != expected:
-            self._unmoved[place] = expected
+            self._stood.pop(place, None)
             return
         end = position.next_offset
+        if self._stood.get(place) != (expected, end):
+            self._stood[place] = expected, end
+            return
         async for missing in self._missing(place, expected, end):
             yield missing
         self._expected[place] = end

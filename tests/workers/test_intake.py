@@ -115,6 +115,19 @@ async def test_records_left_behind_at_the_end_are_found_at_the_second_look(kafka
     assert intake.expected(PLACE) == 3
 
 
+async def test_what_is_still_being_fetched_is_not_left_behind(kafka: Broker) -> None:
+    await produce(kafka, [Written(PLACE.topic, b"%d" % number, partition=0) for number in range(4)])
+    link = FetchedUpTo(2)
+    intake = Intake(cast("Link", link), kafka.config)
+    intake.expect(PLACE, 1)
+    for next_offset in (2, 3, 4):
+        link.next_offset = next_offset
+        assert await _values(intake.left_behind(PLACE)) == []
+    found = await _values(intake.left_behind(PLACE))
+    await intake.stop()
+    assert found == [(1, b"1"), (2, b"2"), (3, b"3")]
+
+
 async def _delete_before(broker: Broker, offset: int) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
     await admin.start()
