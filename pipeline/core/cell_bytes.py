@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from pipeline.core.pieces import pieces
 from schemas.buckets import Population
 
 PORTION_BYTES: Final = 1 << 17
@@ -114,16 +115,8 @@ class CellBytes:
         self, second: int, population: Population | None, first: int, last: int
     ) -> Iterator[Portion]:
         """The cells first..last (exclusive), which are all of this population and second."""
-        todo = [(at, min(at + PORTION_CELLS, last)) for at in range(first, last, PORTION_CELLS)]
-        todo.reverse()
-        while todo:
-            begin, end = todo.pop()
-            value = self._encoded(begin, end)
-            if len(value) > PORTION_BYTES and end - begin > 1:
-                middle = (begin + end) // 2
-                todo += ((middle, end), (begin, middle))
-            else:
-                yield Portion(second, population, end - begin, value)
+        for cells, value in pieces(first, last, PORTION_CELLS, self._encoded, _is_too_large):
+            yield Portion(second, population, cells, value)
 
     def _encoded(self, begin: int, end: int) -> bytes:
         tokens = self._flat[begin * self._width : end * self._width]
@@ -160,3 +153,7 @@ class CellBytes:
         if self._literal:
             self._columns.append(self._n * (Raw(self._literal),))
             self._literal = b""
+
+
+def _is_too_large(value: bytes) -> bool:
+    return len(value) > PORTION_BYTES

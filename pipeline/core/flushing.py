@@ -8,8 +8,9 @@ from typing import Final
 
 import msgspec
 
+from pipeline.core.buckets import Buckets
 from pipeline.core.cell_bytes import Portion, array_head
-from pipeline.core.source import BucketRecord, ContentSettings
+from pipeline.core.source import BucketRecord, ContentSettings, LogPosition
 from schemas.buckets import FinalBuckets, FreshCells, Population
 from schemas.topics import MAX_RECORD_BYTES, Topic, gating_partition
 
@@ -33,6 +34,20 @@ class Records:
         self._settings_hash = settings.hash
         self._limit_bytes = limit_bytes - _ENVELOPE_BYTES
         self._encode = msgspec.msgpack.Encoder().encode
+        self.stated_through = -1
+        """Newest closed second that was taken out of the buckets."""
+
+    def close(self, buckets: Buckets, log: LogPosition) -> list[BucketRecord]:
+        """Take the seconds that closed since the last call out of the buckets, and state it.
+
+        All that counts in them must have been added. No statement where no second seen whole has closed.
+        """
+        first, last = max(self.stated_through + 1, log.whole_from), log.closed_through
+        if last == self.stated_through:
+            return []
+        self.stated_through = last
+        closed = buckets.close(last)
+        return self.finals(closed, (first, last), log.whole_from, log.closing_offset) if first <= last else []
 
     def finals(
         self, portions: Sequence[Portion], closed: tuple[int, int], whole_from: int, offset: int

@@ -73,7 +73,6 @@ class MeasureSource:
         self._reports = ReportMemory()
         self._waiting: list[_Read[RequestColumns]] = []
         self._events_waiting = 0
-        self._stated_through = -1
         self._finals: list[BucketRecord] = []
         self._last_offset = -1
 
@@ -98,7 +97,7 @@ class MeasureSource:
                 self._buckets.add(reported_drops(decoded.header, self._reports, self._log))
             self._waiting.append(_Read(columns, *moment))
             self._events_waiting += columns.n
-            closable = self._log.closed_through - self._stated_through
+            closable = self._log.closed_through - self._records.stated_through
             if self._events_waiting >= EVENTS_AT_ONCE or closable > SECONDS_AT_ONCE:
                 self._close()
         else:
@@ -167,15 +166,7 @@ class MeasureSource:
     def _close(self) -> None:
         """Count what waits, and take out the seconds that are closed: what comes later is of open ones."""
         self._settle()
-        first, last = max(self._stated_through + 1, self._log.whole_from), self._log.closed_through
-        if last == self._stated_through:
-            return
-        self._stated_through = last
-        closed = self._buckets.close(last)
-        if first <= last:
-            self._finals += self._records.finals(
-                closed, (first, last), self._log.whole_from, self._log.closing_offset
-            )
+        self._finals += self._records.close(self._buckets, self._log)
 
     def _add_telemetry(self, read: _Read[TelemetryColumns]) -> None:
         columns = read.columns

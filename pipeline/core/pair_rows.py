@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.core.divergence import ESTIMATOR
 from pipeline.core.pair_labels import sixteen_bytes
+from pipeline.core.pieces import pieces
 from pipeline.core.texts import Texts
 from schemas.columns import ABSENT, I8
 from schemas.pairs import PairBatch
@@ -79,29 +81,28 @@ class PairRows:
             if not added:
                 continue
             columns = {name: np.concatenate([each[name] for each in added]) for name in added[0]}
-            total = len(columns["arm"])
-            todo = [(at, min(at + _ROWS_PER_BATCH, total)) for at in range(0, total, _ROWS_PER_BATCH)]
-            todo.reverse()
-            while todo:
-                first, last = todo.pop()
-                cut = {name: column[first:last] for name, column in columns.items()}
-                batch = _batch(cut, texts, estimator, partition, offset)
-                if last - first > 1 and _is_too_large(batch, last - first):
-                    middle = (first + last) // 2
-                    todo += ((middle, last), (first, middle))
-                else:
-                    yield batch
+            make = partial(_batch, columns, texts, estimator, partition, offset)
+            for _, batch in pieces(0, len(columns["arm"]), _ROWS_PER_BATCH, make, _is_too_large):
+                yield batch
 
 
-def _is_too_large(batch: PairBatch, rows: int) -> bool:
+def _is_too_large(batch: PairBatch) -> bool:
     # Whoever sends it encodes it: here it is only when long texts may make it too large.
-    most = rows * _ROW_BYTES + sum(4 * len(text) + 5 for text in batch.dictionary)
+    most = len(batch.arm) * _ROW_BYTES + sum(4 * len(text) + 5 for text in batch.dictionary)
     return most > MAX_RECORD_BYTES and len(msgspec.msgpack.encode(batch)) > MAX_RECORD_BYTES
 
 
 def _batch(
-    columns: Mapping[str, NDArray[Any]], texts: Sequence[str], estimator: str, partition: int, offset: int
+    added: Mapping[str, NDArray[Any]],
+    texts: Sequence[str],
+    estimator: str,
+    partition: int,
+    offset: int,
+    first: int,
+    last: int,
 ) -> PairBatch:
+    """Of the rows first..last (exclusive)."""
+    columns = {name: column[first:last] for name, column in added.items()}
     coded = np.stack([columns[name] for name in _TEXTS])
     used = np.unique(coded[coded != ABSENT])
     place = np.full(len(texts) + 1, ABSENT, dtype=np.int64)

@@ -68,8 +68,6 @@ class PairSource:
         """Pairs of open groups by arm, for the paired difference of canary and control."""
         self._pending: list[Formed] = []
         self._rows = PairRows()
-        self._stated_through = -1
-        """Newest closed second that was taken out of the buckets."""
         self._finals: list[BucketRecord] = []
         self._last_offset = -1
 
@@ -102,15 +100,7 @@ class PairSource:
             pending, self._pending = self._pending, []
             evidence = settle(pending, self._score, self._log.whole_from, self._rows)
             self._buckets.add(evidence)
-        first, last = max(self._stated_through + 1, self._log.whole_from), self._log.closed_through
-        if last == self._stated_through:
-            return
-        self._stated_through = last
-        closed = self._buckets.close(last)
-        if first <= last:
-            self._finals += self._records.finals(
-                closed, (first, last), self._log.whole_from, self._log.closing_offset
-            )
+        self._finals += self._records.close(self._buckets, self._log)
 
     def take_flush(self) -> Flush:
         """Everything new since the last flush; scores and closes what waits."""
