@@ -40,6 +40,9 @@ PRIVATE_NAMES: Final = {
 YEAR_S: Final = 31_536_000
 """Poll interval: back-pressure longer than it would stop the worker silently, for good."""
 BUFFERED_RECORDS: Final = 128
+POLLED_RECORDS: Final = 32
+"""Records unpacked at once on their way to that buffer. Faust's default is all that were fetched, and a fetch
+of compressed records unpacks to many times its size."""
 FETCH_BYTES: Final = 4 << 20
 PATIENT_BYTES: Final = 1 << 19
 PATIENT_WAIT_MS: Final = 500
@@ -110,6 +113,7 @@ class KlaxonApp(faust.App):
             topic_allow_declare=False,
             topic_disable_leader=True,
             stream_buffer_maxsize=BUFFERED_RECORDS,
+            broker_max_poll_records=POLLED_RECORDS,
             consumer_max_fetch_size=FETCH_BYTES,
             consumer_auto_offset_reset="latest" if new_groups_start_at_end else "earliest",
             consumer_metadata_max_age_ms=METADATA_AGE_MS,
