@@ -113,6 +113,21 @@ class DeadLetterConfig(Struct, frozen=True, kw_only=True):
     payload: bool = False
 
 
+class SignaturesConfig(Struct, frozen=True, kw_only=True):
+    """Signed directives and commands: who signs with which key, and which keys are trusted."""
+
+    required: bool = True
+    """False: nothing is verified, and whoever may write the topics is obeyed."""
+    trust_file: str | None = None
+    """Public keys, for gates and routers."""
+    directive_key_file: str | None = None
+    """The gate's private key."""
+    command_key_file: str | None = None
+    """The private key of an operator's commands."""
+    command_age_s: Seconds = 3_600
+    """A command older than this is refused: the gate remembers only so many ids."""
+
+
 class Config(Struct, frozen=True, kw_only=True):
     """Everything configurable, resolved."""
 
@@ -125,6 +140,7 @@ class Config(Struct, frozen=True, kw_only=True):
     router: RouterConfig = RouterConfig()
     worker: WorkerConfig = WorkerConfig()
     dead_letter: DeadLetterConfig = DeadLetterConfig()
+    signatures: SignaturesConfig = SignaturesConfig()
 
 
 def _keys(section: str) -> tuple[str, ...]:

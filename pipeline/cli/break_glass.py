@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 
 from agents.router.directive_file import DirectiveFileError, read_directive_file
 from pipeline.cli.exits import CommandError, Exit
+from pipeline.cli.files import replace_file
 from schemas.control import Aborted, DirectiveFile
 
 
@@ -32,7 +32,8 @@ def break_glass(paths: Iterable[Path], rollout: str, order: Aborted) -> tuple[li
             with _only_writer(path):
                 before = read_directive_file(path)
                 aborted = {} if before is None else before.aborted
-                _replace(path, DirectiveFile(v=1, aborted={**aborted, rollout: order}))
+                content = DirectiveFile(v=1, aborted={**aborted, rollout: order})
+                replace_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
         except DirectiveFileError as error:
             failed[str(path)] = str(error)
         except OSError as error:
@@ -51,19 +52,3 @@ def _only_writer(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
-
-
-def _replace(path: Path, content: DirectiveFile) -> None:
-    """The whole file or none of it, also for who reads at this moment or after a power cut."""
-    target = Path(os.path.realpath(path))
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)
-        Path(name).replace(target)
-    except BaseException:  # raised again: whatever ended it, no half file stays beside the real one
-        Path(name).unlink(missing_ok=True)
-        raise

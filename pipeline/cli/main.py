@@ -27,6 +27,7 @@ COMMANDS: Final[dict[str, str]] = {
     "publish": "pipeline.cli.publish:publish",
     "watch": "pipeline.cli.watch:watch",
     "policy": "pipeline.cli.policy:policy",
+    "keys": "pipeline.cli.keys:keys",
     "sql": "pipeline.cli.sql:sql",
 }
 """Command name → `module:attribute` of its click command."""

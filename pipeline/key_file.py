@@ -1,0 +1,113 @@
+"""Private signing keys in files: PKCS#8 PEM, for nobody but their owner and group to read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from pipeline.errors import PipelineError
+from pipeline.file_version import LOOK_EVERY_S, file_version
+from schemas.signing import Signer
+
+log = logging.getLogger("klaxon.signatures")
+
+MAX_BYTES: Final = 1 << 16
+
+
+class KeyFileError(PipelineError):
+    """A private key cannot be used or written; the message names file and remedy, never its content."""
+
+
+def read_key_file(path: Path) -> Signer:
+    """The private key in this file. Raises KeyFileError. Blocks."""
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise KeyFileError(f"{path}: is no regular file; name another one")
+        if mode & stat.S_IRWXO:
+            raise KeyFileError(f"{path}: everybody here may read this private key; chmod 600 {path}")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES)
+    except OSError as error:
+        raise KeyFileError(
+            f"{path}: cannot be read: {error.strerror}; `klaxon keys create` makes one"
+        ) from None
+    try:
+        key = load_pem_private_key(content, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise KeyFileError(
+            f"{path}: no Ed25519 private key (PKCS#8, PEM, no passphrase); `klaxon keys create` makes one"
+        )
+    return Signer(key.private_bytes_raw())
+
+
+def create_key_file(path: Path) -> Signer:
+    """Write a new private key, mode 0600; never over an existing file. Raises KeyFileError. Blocks."""
+    key = Ed25519PrivateKey.generate()
+    content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        raise KeyFileError(
+            f"{path}: exists, and no private key is overwritten; `klaxon keys rotate` makes its successor"
+        ) from None
+    except OSError as error:
+        raise KeyFileError(f"{path}: cannot be written: {error.strerror}; name another folder") from None
+    return Signer(key.private_bytes_raw())
+
+
+class WatchedKey:
+    """A private key as a running process uses it: another one in its file's place is taken up."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads the file: blocks; raises KeyFileError."""
+        self._path = path
+        self._seen = file_version(path)
+        self._signer = read_key_file(path)
+        self._looked_s = 0.0
+
+    @property
+    def signer(self) -> Signer:
+        """What to sign with now."""
+        return self._signer
+
+    def poll(self, now_s: float) -> None:
+        """Read the file again if it is another one, at most every LOOK_EVERY_S of this monotonic time.
+
+        A file that cannot be read changes nothing, and is said once. Reading blocks.
+        """
+        if now_s - self._looked_s < LOOK_EVERY_S:
+            return
+        self._looked_s = now_s
+        seen = file_version(self._path)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            signer = read_key_file(self._path)
+        except KeyFileError as error:
+            log.error("%s; until then %s signs", error, self._signer.key_id)
+            return
+        if signer.key_id != self._signer.key_id:
+            log.warning("%s: %s signs from now on, no longer %s",
+                        self._path, signer.key_id, self._signer.key_id)  # fmt: skip
+        self._signer = signer

@@ -1,0 +1,145 @@
+"""`klaxon keys`: keys that nobody overwrites, and a rotation in which nobody is ever distrusted."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pipeline.cli.exits import CommandError
+from pipeline.cli.main import cli
+from pipeline.config import load_config
+from pipeline.key_file import WatchedKey, read_key_file
+from pipeline.signatures import key_for, trust_for
+from pipeline.trust_file import WatchedTrust, read_trust_file
+from schemas.signing import Use, Verdict
+from schemas.topics import Topic
+
+DAY_US = 86_400_000_000
+
+
+def klaxon(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["keys", *arguments])
+
+
+def refusal(*arguments: str) -> str:
+    result = klaxon(*arguments)
+    assert isinstance(result.exception, CommandError), result.output
+    assert result.exception.exit_code == 2
+    return str(result.exception)
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def test_create_makes_what_a_process_needs(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    result = klaxon("create", str(folder))
+    assert result.exit_code == 0, result.output
+    entries = read_trust_file(folder / "trust.yaml")
+    assert len(entries) == 2
+    for use in Use:
+        private = folder / f"{use.value}.key"
+        assert private.stat().st_mode & 0o777 == 0o600
+        name = read_key_file(private).key_id
+        assert entries[name].key.signs == {use}
+        assert f"{private}: private key {name}, signs {use.value}" in result.output
+        assert f"  {name}:" in result.output
+        assert "PRIVATE" not in result.output
+    # What it prints for the configuration file is right as it stands there.
+    configuration = tmp_path / "klaxon.yaml"
+    configuration.write_text(result.output[result.output.index("\nsignatures:") :])
+    config = load_config(str(configuration), {}).signatures
+    trust = trust_for(config)
+    assert trust is not None
+    for use, topic in ((Use.DIRECTIVES, Topic.CONTROL), (Use.COMMANDS, Topic.COMMANDS)):
+        key = key_for(config, use)
+        assert key is not None
+        _, header = key.signer.header(topic, b"r", b"v")
+        assert trust.check(topic, b"r", b"v", header, now_us()) is Verdict.TRUSTED
+
+
+def test_an_existing_key_stays(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    assert klaxon("create", folder, "--for", "commands").exit_code == 0
+    before = (tmp_path / "commands.key").read_bytes()
+    trust = (tmp_path / "trust.yaml").read_text()
+    assert "commands.key: exists, and no private key is overwritten" in refusal(
+        "create", folder, "--for", "commands"
+    )
+    assert (tmp_path / "trust.yaml").read_text() == trust
+    done = klaxon("create", folder, "--if-absent", "--json")
+    assert [made["use"] for made in json.loads(done.output)["keys"]] == ["directives"]
+    assert (tmp_path / "commands.key").read_bytes() == before
+    assert len(read_trust_file(tmp_path / "trust.yaml")) == 2
+    assert klaxon("create", folder, "--if-absent").exit_code == 0
+
+
+def test_create_refuses_without_a_place_or_beside_a_bad_trust_file(tmp_path: Path) -> None:
+    named = "signatures.directive_key_file, signatures.command_key_file, signatures.trust_file"
+    assert named in refusal("create")
+    (tmp_path / "trust.yaml").write_text("v: 1\nkeys: {x: {}}\n")
+    assert f"{tmp_path}/trust.yaml:2: keys.x" in refusal("create", str(tmp_path))
+    assert not (tmp_path / "directives.key").exists(), "nothing is made that nobody would trust"
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert "name another folder" in refusal("create", str(blocked / "keys"))
+
+
+def test_rotation_without_a_moment_of_distrust(tmp_path: Path) -> None:
+    """Every reader believes every record: before, between and after, whoever is first to change over."""
+    folder = str(tmp_path)
+    klaxon("create", folder, "--for", "directives")
+    path = tmp_path / "directives.key"
+    writer = WatchedKey(path)
+    reader, slow = (WatchedTrust(tmp_path / "trust.yaml") for _ in range(2))
+
+    def believed(by: WatchedTrust, at_us: int) -> bool:
+        _, header = writer.signer.header(Topic.CONTROL, b"r", b"v")
+        return by.check(Topic.CONTROL, b"r", b"v", header, at_us) is Verdict.TRUSTED
+
+    old = writer.signer.key_id
+    assert believed(reader, now_us())
+    done = json.loads(klaxon("rotate", "directives", folder, "--overlap-days", "2", "--json").output)
+    assert (done["old"], done["private_key_file"]) == (old, f"{path}.next")
+    assert Path(f"{path}.next").stat().st_mode & 0o777 == 0o600
+    reader.poll(10.0)
+    writer.poll(10.0)
+    assert writer.signer.key_id == old, "the writer changes over when it is told to"
+    assert believed(reader, now_us())
+    assert believed(slow, now_us())
+    Path(f"{path}.next").rename(path)
+    writer.poll(20.0)
+    assert writer.signer.key_id == done["new"]
+    assert believed(reader, now_us())
+    assert not believed(slow, now_us()), "a reader that was left out: why the trust file goes first"
+    # The old one ends with the overlap.
+    trust = reader.trust.keys[old]
+    assert trust.is_valid(now_us() + DAY_US)
+    assert not trust.is_valid(now_us() + 2 * DAY_US)
+    assert reader.trust.keys[done["new"]].is_valid(now_us() + 364 * DAY_US)
+
+
+def test_rotate_says_what_is_left_to_do_and_refuses_to_guess(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    assert "directives.key: cannot be read" in refusal("rotate", "directives", folder)
+    klaxon("create", folder)
+    said = klaxon("rotate", "commands", folder).output
+    assert f"mv {tmp_path}/commands.key.next {tmp_path}/commands.key" in said
+    assert "copy" in said
+    assert "a successor exists" in refusal("rotate", "commands", folder)
+    (tmp_path / "trust.yaml").write_text("v: 1\nkeys: {}\n")
+    assert "nobody trusts it" in refusal("rotate", "directives", folder)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["create", "x", "--days", "0"], ["create", "x", "--for", "all"], ["rotate"]]
+)
+def test_wrong_usage(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert klaxon(*arguments).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
