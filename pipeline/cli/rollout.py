@@ -17,7 +17,7 @@ from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.gate_link import ask, run
 from pipeline.cli.options import config_option, json_option, seconds
 from pipeline.cli.spec_file import read_spec
-from pipeline.cli.standing import human, read_standings
+from pipeline.cli.standing import human, read_standings, silent_after_us
 from pipeline.config import Config
 from pipeline.policy_file import PolicyError, read_policy_file
 from schemas.control import Aborted, Command, CommandName, Decision, Expects
@@ -81,7 +81,7 @@ def status(name: str | None, config: Config, as_json: bool) -> int:
         click.echo(msgspec.json.encode({"rollouts": chosen}).decode())
         return Exit.OK
     for one in chosen:
-        click.echo(human(one, time.time_ns() // 1000))
+        click.echo(human(one, time.time_ns() // 1000, silent_after_us(config.gate)))
     if not chosen:
         click.echo("no roll-out is known; start one with `klaxon rollout start SPEC`")
     return Exit.OK

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from pipeline.cli.gate_link import newest, require_topics
-from pipeline.config import KafkaConfig
+from pipeline.config import GateConfig, KafkaConfig
+from pipeline.core.gate.answer import Obstacle, Told, obstacles, span
+from pipeline.core.gate.progress import Progress
 from pipeline.core.gate.state import RolloutMemory, StateError, decode_state
 from pipeline.workers.records import Record
-from schemas.control import Cause, Directive
+from schemas.control import Cause, Directive, RolloutState
 from schemas.records import UnknownVersionError, read_json
 from schemas.topics import Topic
+
+SILENT_AFTER_US: Final = 20_000_000
+SAID_ABOVE: Final = ("retired", "final", "gate_away", "blind", "lease_over")
+"""Obstacles that stand on the lines `deciding` and `lease`."""
+
+
+def silent_after_us(gate: GateConfig) -> int:
+    """A gate that has not written for so long is away: it misses its fourth renewal."""
+    return 4 * gate.renew_s * 1_000_000
 
 
 class Standing(Struct, frozen=True, kw_only=True):
@@ -23,7 +35,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     rollout: str
     generation: int
     epoch: int
-    state: str
+    state: RolloutState
     retired: bool
     weights: dict[str, float]
     last_promoted: dict[str, float]
@@ -38,6 +50,8 @@ class Standing(Struct, frozen=True, kw_only=True):
     told_us: int
     waiting: str
     blind: str
+    evidence_from: int
+    progress: Progress | None
     cause: Cause | None
 
 
@@ -92,29 +106,76 @@ def _standing(memory: RolloutMemory, directive: Directive | None, told_us: int) 
         told_us=told_us,
         waiting=memory.waiting,
         blind=memory.blind,
+        evidence_from=memory.evidence_from,
+        progress=memory.progress,
         cause=memory.cause,
     )
 
 
-def human(one: Standing, now_us: int) -> str:
-    """A few lines for a person."""
+def obstacles_of(one: Standing, now_us: int, silent_after_us: int = SILENT_AFTER_US) -> tuple[Obstacle, ...]:
+    """Why nothing is deciding about it, the outermost reason first; empty: its next step is due."""
+    told = Told(
+        rollout=one.rollout,
+        generation=one.generation,
+        state=one.state,
+        retired=one.retired,
+        paused_by=None if one.cause is None else one.cause.rule,
+        blind=one.blind,
+        evidence_from=one.evidence_from,
+        progress=one.progress,
+        told_us=one.told_us,
+        lease_until_us=one.lease_until_us,
+        silent_after_us=silent_after_us,
+    )
+    return obstacles(told, now_us)
+
+
+def human(one: Standing, now_us: int, silent_after_us: int = SILENT_AFTER_US) -> str:
+    """What stands, what is deciding, what each rule has, and what the next step waits for, for a person."""
     split = " · ".join(f"{version} {percent:g} %" for version, percent in one.weights.items())
     state = f"{one.state}, retired" if one.retired else one.state
     lines = [f"{one.rollout}: {state} · generation {one.generation} epoch {one.epoch} · {split}"]
     if one.cause is not None:
         lines.append(f"  because of {cause_line(one.cause)}")
-    told = (
-        ("deciding", _deciding(one, now_us)),
-        ("lease", _lease(one, now_us)),
-        ("waits for", _waits(one)),
-    )
-    for label, text in told:
-        if text:
-            lines.append(f"  {label}: {text}")
+    yes, why = deciding(one, now_us, silent_after_us)
+    lines.append(f"  deciding: {'yes' if yes else 'no'}, {why}")
+    if lease := _lease(one, now_us):
+        lines.append(f"  lease: {lease}")
+    found = obstacles_of(one, now_us, silent_after_us)
+    if one.progress is not None and yes:
+        lines += [f"  {line}" for line in progress_lines(one.progress)]
+    for obstacle in found:
+        if obstacle.code not in SAID_ABOVE:
+            lines.append(f"  waits for: {obstacle.sentence}")
+        if obstacle.remedy != "wait":
+            lines.append(f"    → {obstacle.remedy}")
     return "\n".join(lines)
 
 
-def deciding(one: Standing, now_us: int, silent_after_us: int = 20_000_000) -> tuple[bool, str]:
+def progress_lines(progress: Progress) -> list[str]:
+    """Every rule with what it has, coverage, and when the next step is due."""
+    lines = []
+    for rule in (*progress.rules, progress.coverage):
+        what = "mirrored requests" if rule.rule == "coverage" else "samples"
+        rate = f" at {rule.per_s:.3g}/s" if rule.per_s else ""
+        value = "" if rule.value is None else f" · {rule.value:.4g}, limit {rule.limit:g}"
+        observed = "" if rule.enforcing else " (observes)"
+        where = "" if rule.scope == "rollout" else f" in {rule.scope}"
+        verdict = rule.verdict.replace("_", " ")
+        held = f"{rule.samples} of {rule.needed} {what}{where} in {span(rule.window_s)}{rate}"
+        lines.append(f"{rule.rule}{observed}: {verdict} · {held}{value}")
+    if progress.next_percent is None and progress.percent != 100:
+        return lines
+    step = f"{progress.percent:g} % to {progress.next_percent:g} %" if progress.next_percent else "promotion"
+    when = (
+        "not by waiting alone"
+        if progress.ready_in_s is None
+        else f"about {span(progress.ready_in_s)} if all goes on as now"
+    )
+    return [*lines, f"next step: {step}, {when}"]
+
+
+def deciding(one: Standing, now_us: int, silent_after_us: int = SILENT_AFTER_US) -> tuple[bool, str]:
     """Whether a gate decides about it at present, and why not."""
     if one.retired:
         return False, "retired"
@@ -126,11 +187,6 @@ def deciding(one: Standing, now_us: int, silent_after_us: int = 20_000_000) -> t
     if one.blind:
         return False, one.blind
     return True, f"complete through {max(0, now_us // 1_000_000 - one.folded)} s ago"
-
-
-def _deciding(one: Standing, now_us: int) -> str:
-    yes, why = deciding(one, now_us)
-    return f"{'yes' if yes else 'no'}, {why}"
 
 
 def _lease(one: Standing, now_us: int) -> str:
@@ -153,10 +209,6 @@ def _lease(one: Standing, now_us: int) -> str:
 def clock(at_us: int) -> str:
     """Local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(at_us // 1_000_000))
-
-
-def _waits(one: Standing) -> str:
-    return one.waiting if one.state in ("observing", "paused") and not one.retired else ""
 
 
 def cause_line(cause: Cause) -> str:

@@ -13,7 +13,15 @@ from msgspec import Struct
 from pipeline.cli.exits import Exit
 from pipeline.cli.gate_link import require_topics, run, tail
 from pipeline.cli.options import config_option, json_option
-from pipeline.cli.standing import Standing, clock, deciding, human, read_standings
+from pipeline.cli.standing import (
+    Standing,
+    clock,
+    deciding,
+    human,
+    obstacles_of,
+    read_standings,
+    silent_after_us,
+)
 from pipeline.config import Config
 from pipeline.workers.broker import leaderless, partition_counts
 from pipeline.workers.content import content_settings
@@ -43,25 +51,32 @@ class SourceStanding(Struct, frozen=True, kw_only=True):
 @config_option
 @json_option
 def status(config: Config, as_json: bool) -> int:
-    """What is deciding, what is not, and why: roll-outs, and the sources their evidence comes from.
+    """Why is nothing deciding? Per roll-out what its rules have and lack, and when the next step is due; then
+    the sources that the evidence comes from.
 
     Example: klaxon status --json
     """
     standings, sources = run(_read(config))
     now_us = time.time_ns() // 1000
-    judged = [{"rollout": one.rollout, "deciding": yes, "why": why} for one in standings
-              for yes, why in [deciding(one, now_us)]]  # fmt: skip
+    silent_us = silent_after_us(config.gate)
     if as_json:
+        judged = [_judged(one, now_us, silent_us) for one in standings]
         told = {"deciding": judged, "rollouts": standings, "sources": sources}
         click.echo(msgspec.json.encode(told).decode())
         return Exit.OK
     for one in standings:
-        click.echo(human(one, now_us))
+        click.echo(human(one, now_us, silent_us))
     if not standings:
         click.echo("no roll-out is known; start one with `klaxon rollout start SPEC`")
     for line in source_lines(sources):
         click.echo(line)
     return Exit.OK
+
+
+def _judged(one: Standing, now_us: int, silent_us: int) -> dict[str, object]:
+    yes, why = deciding(one, now_us, silent_us)
+    found = obstacles_of(one, now_us, silent_us)
+    return {"rollout": one.rollout, "deciding": yes, "why": why, "obstacles": found}
 
 
 async def _read(config: Config) -> tuple[list[Standing], list[SourceStanding]]:

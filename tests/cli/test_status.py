@@ -54,7 +54,7 @@ def test_a_rollout_that_is_decided_about() -> None:
     assert (yes, why) == (True, "complete through 19 s ago")
     text = human(one, us(T0 + 24))
     assert "chat: observing · generation 1 epoch 2 · v1 99 % · v2 1 %" in text
-    assert "waits for: G3-divergence: not enough data: 60 of 100 samples" in text
+    assert "waits for: G3-divergence: 60 of 100 samples in 5 min, 40 missing; about 4 s at 10/s" in text
 
 
 def test_why_nothing_is_decided() -> None:

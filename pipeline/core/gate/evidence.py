@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from pipeline.core.cells import ALL, worst_of
 from pipeline.core.gate.location import locate, proofs
-from pipeline.core.gate.metrics import COUNT, EXCESS, Vec, add_into
+from pipeline.core.gate.metrics import EXCESS, Vec, add_into
 from pipeline.core.gate.policy import Family, Policy, Rule
 from pipeline.core.gate.rules import (
     LOCATING,
@@ -282,7 +282,7 @@ def _missing(population_cells: PopulationCells) -> Vec:
 
 def _drops(population_cells: PopulationCells) -> Vec:
     dropped = sum(cell.counters.get("dropped", 0) for cell in population_cells.cells if cell.dimension == ALL)
-    return {COUNT: dropped} if dropped else {}
+    return coverage_vec({"dropped": dropped}) if dropped else {}
 
 
 def _collect(worst: Worst, cell: Cell) -> None:

@@ -215,7 +215,8 @@ class GateCore:
                 continue
             run.renewed_us = now_us
             directive = None
-            run.memory = replace(run.memory, blind=self._why_blind(run, now_us))
+            progress = run.progress(self.settings, self._intake.unknown_parts)
+            run.memory = replace(run.memory, blind=self._why_blind(run, now_us), progress=progress)
             if not run.memory.blind:
                 directive = run.next_directive(self.settings, now_us, sees=True)
             effects.append(Effect(name, directive, None, (run.memory, self._commands)))

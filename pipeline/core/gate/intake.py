@@ -11,6 +11,7 @@ from typing import Final
 
 from pipeline.core.gate.evidence import FAMILIES
 from pipeline.core.gate.policy import Family
+from pipeline.core.gate.progress import UnknownSeconds
 from pipeline.core.gate.sources import Change, Placed, Source
 from schemas.buckets import FinalBuckets, FreshCells, PopulationCells
 from schemas.control import Inputs
@@ -94,6 +95,15 @@ class Intake:
             if second is not None:
                 return f"second {second} of {source.name} is unknown"
         return ""
+
+    def unknown_parts(self, first: int, last: int) -> list[UnknownSeconds]:
+        """All of it, by source: whose, which, why. At most NAMED of them, those that last longest first."""
+        parts = [
+            UnknownSeconds(source=source.name, first=low, last=high, why=why)
+            for source in self.sources.values()
+            for low, high, why in source.unknown_parts(first, last)
+        ]
+        return sorted(parts, key=lambda part: (-part.last, part.source, part.first))[:NAMED]
 
     def blind(self, topics: set[str], now_us: int, blind_after_us: int) -> str:
         """Why the newest complete second cannot be vouched for by these topics; "" if it can."""

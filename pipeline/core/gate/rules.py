@@ -31,6 +31,11 @@ from schemas.control import Evaluation, Verdict
 WHOLE: Final[Scope] = (ALL, "")
 LOCATING: Final = ("node", "context", "request_type", "hardware", "sampling", "region", "node_context")
 """Dimensions in which a deviation is located (G7)."""
+LOST: Final = (
+    "no_canary", "no_baseline", "no_control", "ambiguous", "late", "definition_mismatch", "no_position",
+    "dropped", "other",
+)  # fmt: skip
+"""Why a mirrored request was not scored, as coverage tells it: a slot of its vectors each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,11 +325,20 @@ class JudgedCoverage:
 def coverage_vec(counters: Mapping[str, int]) -> Vec:
     """What a pair cell adds to coverage: expected = scored + unmatched except duplicates + reported drops."""
     scored = counters.get("pairs", 0) + counters.get("renormalised", 0)
-    missing = counters.get("dropped", 0) + sum(
-        count
-        for name, count in counters.items()
-        if name.startswith("unmatched.") and name != "unmatched.duplicate"
-    )
     vec: Vec = {}
-    add_into(vec, {COUNT: scored + missing, VALUE: scored})
+    add_into(vec, {COUNT: scored, VALUE: scored})
+    for name, count in counters.items():
+        lost = "dropped" if name == "dropped" else name.removeprefix("unmatched.")
+        if lost != "duplicate" and (lost != name or name == "dropped"):
+            add_into(vec, {COUNT: count, _lost_slot(lost): count})
     return vec
+
+
+def lost_by_reason(vec: Mapping[int, int]) -> dict[str, int]:
+    """What a coverage vector lacks, by reason, the greatest first."""
+    found = {name: count for name in LOST if (count := vec.get(_lost_slot(name), 0))}
+    return dict(sorted(found.items(), key=lambda one: -one[1]))
+
+
+def _lost_slot(reason: str) -> int:
+    return EXCESS + 1 + LOST.index(reason if reason in LOST else "other")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
 
 from pipeline.core.gate.evidence import RolloutEvidence
-from pipeline.core.gate.machine import Evidence, not_ready
+from pipeline.core.gate.machine import Evidence, not_ready, settle_s
 from pipeline.core.gate.orders import Standing
 from pipeline.core.gate.outbid import next_epoch
 from pipeline.core.gate.policy import Policy
+from pipeline.core.gate.progress import Progress, StepNeeds, UnknownSeconds, progress_of
 from pipeline.core.gate.settings import GateSettings
 from pipeline.core.gate.state import RolloutMemory
 from pipeline.core.gate.versions import fallback_key
@@ -83,6 +85,40 @@ class Run:
             last = dataclasses.replace(last, current=settings.current(last.second, now_us))
         reason = not_ready(self.memory, last, self.policy, settings.join_timeout_s)
         return Standing(self.memory, self.spec, self.policy, reason)
+
+    def progress(
+        self, settings: GateSettings, unknown: Callable[[int, int], list[UnknownSeconds]]
+    ) -> Progress | None:
+        """What the next weight step has and lacks; None where nothing is judged, or was judged yet.
+
+        `unknown`: (first, last) second → what of them is unknown, and whose.
+        """
+        memory, last, steps = self.memory, self.last, self.spec.steps
+        if memory.final or last is None or last.coverage is None:
+            return None
+
+        def lacks(window_s: int) -> list[UnknownSeconds]:
+            return unknown(max(memory.evidence_from, last.second - window_s + 1), last.second)
+
+        left_s = memory.step_start + settle_s(self.policy, settings.join_timeout_s) - last.second
+        needs = StepNeeds(
+            percent=steps[memory.step],
+            next_percent=steps[memory.step + 1] if memory.step + 1 < len(steps) else None,
+            manual=self.policy.progression.mode == "manual",
+            lasting_s=max(0, left_s),
+            pairs=memory.step_pairs,
+            pairs_needed=self.policy.progression.min_pairs,
+        )
+        return progress_of(
+            last.second,
+            needs,
+            [
+                (judged, verdict, lacks(judged.rule.window_s))
+                for judged, verdict in zip(self.evidence.rules, last.verdicts, strict=True)
+            ],
+            (self.evidence.coverage, last.coverage, lacks(self.policy.coverage.window_s)),
+            last.second - max(memory.evidence_from, memory.start_second) + 1,
+        )
 
 
 def every_evaluation(evidence: Evidence) -> tuple[Evaluation, ...]:

@@ -7,9 +7,9 @@ settings; one that a later statement jumps over is unknown. Unknown is never emp
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from schemas.buckets import Cell, FinalBuckets, FreshCells, Population, PopulationCells, Second
 
@@ -20,6 +20,14 @@ Placed: TypeAlias = tuple[int, Population | None, Cell]
 KEPT_SECONDS: Final = 7_200
 """Most seconds that wait for other sources; over it the older half becomes unknown: memory is bounded."""
 KEPT_ASSEMBLIES: Final = 4
+KEPT_LACKS: Final = 256
+
+Why: TypeAlias = Literal[
+    "warming_up", "other_settings", "not_retained", "waited_too_long", "not_closed", "unheard"
+]
+"""Why seconds of a source are unknown: its worker started too late to see them whole; they were closed with
+other content settings; no statement about them is kept any more; they waited too long for other sources; they
+are not closed yet; nothing was heard that reaches back to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,8 @@ class Source:
     """Known seconds as intervals, ascending, both ends inclusive."""
     gaps: list[tuple[int, int]] = field(default_factory=list)
     """Seconds that no statement covers although the worker saw them whole: no longer retained."""
+    lacks: deque[tuple[int, int, Why]] = field(default_factory=lambda: deque(maxlen=KEPT_LACKS))
+    """Seconds that a statement left unknown, and why, in the order in which they were told."""
     content: dict[int, list[PopulationCells]] = field(default_factory=dict)
     owners: dict[int, int] = field(default_factory=dict)
     """Second not yet folded → offset of the statement that closed it."""
@@ -76,8 +86,10 @@ class Source:
         self._close(final)
         if final.settings_hash != self.settings_hash:
             self.foreign += 1
+            self._lack(final.closed_from, final.closed_through, "other_settings")
             return change
         first = max(final.closed_from, final.whole_from)
+        self._lack(final.closed_from, min(first - 1, final.closed_through), "warming_up")
         if first <= final.closed_through:
             self._know(first, final.closed_through)
         stated = _by_second(seconds)
@@ -139,6 +151,16 @@ class Source:
             at = max(at, high + 1)
         return at if at <= last else None
 
+    def unknown_parts(self, first: int, last: int) -> list[tuple[int, int, Why]]:
+        """What of first..last is unknown, ascending, and why."""
+        parts: list[tuple[int, int, Why]] = []
+        at = first
+        for low, high in (*self.known, (last + 1, last + 1)):
+            if at < low and at <= last:
+                parts += self._reasons(at, min(low - 1, last))
+            at = max(at, high + 1)
+        return parts
+
     def closing_offset(self, second: int) -> int:
         """Offset of the statement that closed this second; −1 if none did."""
         for through, offset in self.closings:
@@ -150,6 +172,8 @@ class Source:
         """Seconds before this one will not be asked for again."""
         self.known = [(low, high) for low, high in self.known if high >= before]
         self.gaps = [(low, high) for low, high in self.gaps if high >= before]
+        while self.lacks and self.lacks[0][1] < before:
+            self.lacks.popleft()
         while len(self.closings) > 1 and self.closings[0][0] < before:
             self.closings.popleft()
 
@@ -189,6 +213,9 @@ class Source:
             due = self.closed_through + 1
             if final.closed_from > due and final.whole_from <= due:
                 self.gaps.append((due, final.closed_from - 1))
+                self._lack(due, final.closed_from - 1, "not_retained")
+            else:
+                self._lack(due, final.closed_from - 1, "warming_up")
         if self.closed_through is None or final.closed_through > self.closed_through:
             self.closed_through = final.closed_through
             self.closings.append((final.closed_through, final.offset))
@@ -227,6 +254,7 @@ class Source:
             )
         del self.owners[second]
         self.overflowed += 1
+        self._lack(second, second, "waited_too_long")
         self.known = [
             part
             for low, high in self.known
@@ -244,8 +272,42 @@ class Source:
                 merged.append((low, high))
         self.known = merged
 
+    def _lack(self, first: int, last: int, why: Why) -> None:
+        """Remember why these seconds are unknown, if they are any; what goes on is one entry."""
+        if first > last:
+            return
+        if self.lacks and self.lacks[-1][2] == why and self.lacks[-1][1] + 1 >= first >= self.lacks[-1][0]:
+            first, last = self.lacks[-1][0], max(last, self.lacks[-1][1])
+            self.lacks.pop()
+        self.lacks.append((first, last, why))
+
+    def _reasons(self, first: int, last: int) -> list[tuple[int, int, Why]]:
+        """Why these unknown seconds are unknown: as the newest statement about each says."""
+        parts: list[tuple[int, int, Why]] = []
+        for second in _edges(first, last, self.lacks, self.closed_through):
+            why: Why = "unheard" if self._closed(second) else "not_closed"
+            for low, high, told in self.lacks:
+                if low <= second <= high:
+                    why = told
+            if parts and parts[-1][2] == why:
+                continue
+            if parts:
+                parts[-1] = (parts[-1][0], second - 1, parts[-1][2])
+            parts.append((second, last, why))
+        return parts
+
     def _closed(self, second: int) -> bool:
         return self.closed_through is not None and second <= self.closed_through
+
+
+def _edges(
+    first: int, last: int, lacks: Iterable[tuple[int, int, Why]], closed_through: int | None
+) -> list[int]:
+    """The seconds of first..last at which a reason may begin, ascending; `first` is among them."""
+    edges = {first, first if closed_through is None else closed_through + 1}
+    for low, high, _ in lacks:
+        edges |= {low, high + 1}
+    return sorted(edge for edge in edges if first <= edge <= last)
 
 
 def _by_second(seconds: list[Second]) -> dict[int, list[PopulationCells]]:

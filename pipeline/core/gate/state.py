@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from pipeline.core.gate.progress import Progress
 from schemas.control import Cause, RolloutState
 from schemas.records import check_json_version
 
@@ -60,6 +61,8 @@ class RolloutMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """What the next weight step waits for, as the newest folded second left it."""
     blind: str = ""
     """Why the lease was not renewed; "" where it was."""
+    progress: Progress | None = None
+    """What each rule has and lacks, as the last renewal found it. For people; nothing is decided by it."""
     vouched_us: int = 0
     """When a lease was given last: the dead man's time counts from there."""
 

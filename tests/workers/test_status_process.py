@@ -1,0 +1,115 @@
+"""`klaxon status` beside real workers: evidence is withheld in turn, and the first reason is that each time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from asyncio.subprocess import PIPE
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cli.standing import obstacles_of, read_standings
+from pipeline.core.gate.answer import Obstacle
+from schemas.topics import Topic
+from tests.conftest import REPOSITORY
+from tests.kafka.broker import Broker
+from tests.kafka.processes import KLAXON, Worker
+from tests.kafka.records import Written, now_us, produce
+from tests.kafka.waiting import eventually
+from tests.workers.events import POLICY, encoded, start_command
+from tests.workers.fleet import QUICK, SEAT, directives, send_pairs
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+
+GATE = {**QUICK, "KLAXON_GATE_LEASE_S": "3", "KLAXON_GATE_BLIND_AFTER_S": "5"}
+COVERED = """
+coverage: {limit: 0.9, window: 10s, min_samples: 10, action: hold}
+progression: {mode: auto, min_pairs: 100}
+"""
+AWAY_US = 4_000_000
+PATIENT_US = 600_000_000
+
+
+async def send(broker: Broker, name: str, command_id: str, **arguments: Any) -> None:
+    """A command for r1."""
+    command = {**start_command(command_id, POLICY + COVERED), "command": name}
+    command["arguments"] = arguments or command["arguments"]
+    await produce(broker, [Written(Topic.COMMANDS, encoded(command), key=b"r1", partition=SEAT)])
+
+
+async def first_of(broker: Broker, code: str, silent_after_us: int = AWAY_US) -> Obstacle:
+    """Wait until this is the first reason, and give it."""
+
+    async def told() -> Obstacle | None:
+        standings = await read_standings(broker.config)
+        found = [one for standing in standings for one in obstacles_of(standing, now_us(), silent_after_us)]
+        return found[0] if found and found[0].code == code else None
+
+    obstacle = await eventually(told)
+    assert obstacle is not None
+    return obstacle
+
+
+async def status(broker: Broker, *arguments: str) -> str:
+    """What `klaxon status` prints."""
+    process = await asyncio.create_subprocess_exec(
+        *KLAXON, "status", *arguments, cwd=REPOSITORY, env={**os.environ, **broker.environment, **GATE},
+        stdout=PIPE,
+    )  # fmt: skip
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode()
+
+
+async def test_what_is_withheld_is_what_status_names(kafka: Broker, log_folder: Path) -> None:
+    async with (
+        Worker("measure", kafka, log_folder, environment=QUICK) as measure,
+        Worker("pair", kafka, log_folder, environment=QUICK) as pair,
+        Worker("gate", kafka, log_folder, environment=GATE) as gate,
+    ):
+        await pair.until_log("pair: ready")
+        await gate.until_log(f"gating partition {SEAT}: taken")
+        await send(kafka, "start", "c1")
+
+        async def started() -> list[dict[str, Any]]:
+            return await directives(kafka)
+
+        await eventually(started)
+        nothing = await first_of(kafka, "no_canary_traffic")
+        assert nothing.sentence.startswith(
+            "no canary traffic: not one sample for G3-divergence in the last 10 s"
+        )
+
+        await send_pairs(kafka, 4, bad=False)
+        few = await first_of(kafka, "too_few_samples")
+        assert re.match(r"G3-divergence: [1-4] of 10 samples in 10 s, [6-9] missing; ", few.sentence)
+
+        await measure.kill()
+        blind = await first_of(kafka, "blind")
+        silent = re.findall(r"klaxon\.[a-z]+/\d", blind.sentence)
+        assert silent == [f"{topic}/{n}" for topic in (Topic.REQUESTS, Topic.TELEMETRY) for n in range(2)]
+        said = json.loads(await status(kafka, "--json"))
+        (judged,) = said["deciding"]
+        named = judged["obstacles"][0]
+        assert (named["code"], "klaxon worker measure" in named["remedy"]) == ("blind", True)
+
+        await measure.start()
+        await measure.until_log("measure: ready")
+        await first_of(kafka, "no_canary_traffic")
+        await send(kafka, "pause", "c2")
+        paused = await first_of(kafka, "paused")
+        assert paused.remedy == "`klaxon rollout resume r1`"
+        assert "waits for: it is paused: the weight holds" in await status(kafka)
+
+        await gate.kill()
+        over = await first_of(kafka, "lease_over", PATIENT_US)
+        assert re.match(r"the lease ran out \d s ago: routers raise no weight", over.sentence)
+        away = await first_of(kafka, "gate_away")
+        assert re.match(r"no gate has written for \d+ s", away.sentence)
+        text = await status(kafka)
+    assert re.search(r"deciding: no, no gate has written for \d+ s", text)
+    assert "start `klaxon worker gate`" in text
