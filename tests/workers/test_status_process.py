@@ -1,4 +1,4 @@
-"""`klaxon status` beside real workers: evidence is withheld in turn, and the first reason is that each time."""
+"""`klaxon status` beside real workers: evidence is withheld in turn, and the first reason is that."""
 
 from __future__ import annotations
 
