@@ -19,6 +19,7 @@ from pipeline.config import Config
 from pipeline.errors import PipelineError
 from pipeline.workers.broker import wait_for_topics
 from pipeline.workers.faults import fault
+from pipeline.workers.memory import keep_freed_memory
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.transport import KlaxonApp, Link
 from pipeline.workers.watchdog import EXIT_CODE, Watchdog, end_process
@@ -258,6 +259,7 @@ def run_worker(spec: WorkerSpec, config: Config) -> int:
     # Nothing made per record refers back to itself: counting references frees it, looking for cycles costs.
     gc.freeze()
     gc.set_threshold(GARBAGE_CHECK)
+    keep_freed_memory()
 
     async def run() -> int:
         return await Runner(spec, config).run()

@@ -12,7 +12,7 @@ MERGED_CEILING: Final = 3.0
 
 
 def kernel(_quick: bool) -> list[Row]:
-    """CPU ns per position, 64 pairs of 64 positions at once, from two records' columns to scores per pair."""
+    """CPU ns per position, 64 pairs of 128 positions at once: from two records' columns to scores."""
     found = measure_ns()
     ours = found["score_pairs"]
     return [

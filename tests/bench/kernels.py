@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pipeline.core.divergence import Half, score_pairs
 from pipeline.core.divergence.lists import TopLists
 from pipeline.core.divergence.measures import measure
+from pipeline.workers.memory import keep_freed_memory
 from schemas.columns import F8, I4, LogitColumns
 
 K: Final = 5
@@ -26,7 +27,6 @@ EPS: Final = 1e-3
 """Least mass of the merged bucket."""
 _VOCABULARY: Final = 50_000
 _ROUNDS: Final = 25
-_RECORD_BYTES: Final = 1 << 20
 
 F4: TypeAlias = NDArray[np.float32]
 
@@ -158,8 +158,6 @@ def _top_lists(work: Workload, arm: int) -> TopLists:
 
 def _best_ns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Least CPU time of one call of each, in ns. Rounds are interleaved, so that all see the same machine."""
-    # A worker has let go of records of this size, after which the allocator keeps what the calls let go of.
-    np.ones(_RECORD_BYTES, np.uint8)
     best = dict.fromkeys(calls, math.inf)
     for _ in range(rounds):
         for name, call in calls.items():
@@ -169,7 +167,7 @@ def _best_ns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, f
     return best
 
 
-def measure_ns(pairs: int = 64, positions: int = 64, *, changed: float = 0.3) -> dict[str, float]:
+def measure_ns(pairs: int = 64, positions: int = 128, *, changed: float = 0.3) -> dict[str, float]:
     """CPU ns per position, best of several interleaved rounds; takes about a second.
 
     `score_pairs`: from two records' columns to scores per pair, all measures. `measure`: the measures of
@@ -193,6 +191,7 @@ def measure_ns(pairs: int = 64, positions: int = 64, *, changed: float = 0.3) ->
     def in_python() -> list[float]:
         return [plain_python(ids, logprobs) for ids, logprobs in nested]
 
+    keep_freed_memory()  # as a worker does
     merged = merged_bucket(work)
     if not np.allclose(merged[:few], in_python(), atol=1e-5):
         raise ValueError("the merged-bucket value in numpy and in plain Python disagree")
