@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.divergence.joining import Own
-from schemas.columns import F4, F8
+from schemas.columns import F8
 
 TINY: Final = 1e-305
 """Stands for 0 under a logarithm: below every probability that matters, above the denormal numbers."""
@@ -38,7 +38,7 @@ class Completion:
     in_n: NDArray[np.intp]
 
 
-def complete(only_p: Own, only_q: Own, rests: F8, caps: F4 | F8) -> Completion:
+def complete(only_p: Own, only_q: Own, rests: F8, caps: F8) -> Completion:
     """`rests` (2, T): mass outside P's list, and outside Q's with η; `caps` (2, T): the caps' logarithms."""
     at, place = _columns(only_p.columns, only_q.columns, rests.shape[1])
     size = len(at)
@@ -47,7 +47,7 @@ def complete(only_p: Own, only_q: Own, rests: F8, caps: F4 | F8) -> Completion:
     places, values = np.concatenate([in_m, in_n + size]), np.concatenate([only_p.values, only_q.values])
     counts = np.bincount(places, minlength=2 * size)
     rest = rests[::-1].take(at, axis=1)
-    log_cap = caps[::-1].take(at, axis=1).astype(np.float64, copy=False)
+    log_cap = caps[::-1].take(at, axis=1)
     cap = np.exp(log_cap)
     after = rest - counts.reshape(2, size) * cap
     plus = np.maximum(after, 0.0)
@@ -58,7 +58,7 @@ def complete(only_p: Own, only_q: Own, rests: F8, caps: F4 | F8) -> Completion:
     s, t = ratios[:size], ratios[size:]
     filled = np.minimum(ratios.take(places) * values, cap.reshape(-1).take(places))
     np.maximum(filled, TINY, out=filled)
-    own = np.concatenate([only_p.logprobs, only_q.logprobs], dtype=np.float64)
+    own = np.concatenate([only_p.logprobs, only_q.logprobs])
     to_cap = log_cap.reshape(-1).take(places) - own
     log_filled = np.minimum(to_cap, np.log(np.maximum(ratios, TINY)).take(places))
     np.maximum(log_filled, _LOG_TINY - own, out=log_filled)

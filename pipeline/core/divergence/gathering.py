@@ -1,4 +1,8 @@
-"""Answers out of the records they came in, laid side by side."""
+"""Answers out of the records they came in, laid side by side.
+
+Everything here stands for both arms at once: what is (2, n) has the baselines' answers in row 0 and those
+compared with them in row 1.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """One arm of n pairs, every column (n,): what scoring reads of an answer beside lists and tokens."""
+    """Both arms of n pairs, every column (2, n): what scoring reads of an answer beside lists and tokens."""
 
     records: Sequence[LogitColumns]
     record: I8
@@ -34,44 +38,46 @@ class Answers:
     first_entry: I8
     k: I8
     terms: I8
-    """(3, n): definition, kind, identity. Answers are comparable if all three are equal."""
+    """(3, 2, n): definition, kind, identity. Answers are comparable if all three are equal."""
     source: I8
     ended: I8
     eta: F8
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """One side of n pairs, with the first emitted tokens of its answers, one answer after the other.
+class Tokens:
+    """The first tokens that both arms of some of n pairs emitted, one pair after the other.
 
-    `first` (n,): where each answer's tokens begin.
+    `of` (2, …): the tokens. `first` (n,): where each pair's begin.
     """
 
-    of: Answers
-    tokens: I4 | I8
+    of: I4 | I8
     first: I8
 
 
-def answers(halves: Sequence[Half]) -> Answers:
+def answers(pairs: Sequence[tuple[Half, Half]]) -> Answers:
     """Gathered from all records at once: halves mostly come many from one."""
-    of_half = [half.columns for half in halves]
-    records = list({id(columns): columns for columns in of_half}.values())
-    record = np.zeros(len(halves), dtype=np.int64)
+    halves = [first for first, _ in pairs]
+    halves += [second for _, second in pairs]
+    n = len(pairs)
+    number: dict[int, int] = {}
+    record = np.array([number.setdefault(id(half.columns), len(number)) for half in halves], dtype=np.int64)
+    by_id = {id(half.columns): half.columns for half in halves}
+    records = [by_id[each] for each in number]
     event = np.array([half.index for half in halves], dtype=np.int64)
     if len(records) > 1:
-        number = {id(columns): at for at, columns in enumerate(records)}
-        record = np.array([number[id(columns)] for columns in of_half], dtype=np.int64)
         sizes = np.array([columns.n for columns in records], dtype=np.int64)
-        event += (np.cumsum(sizes) - sizes)[record]
+        event += (np.cumsum(sizes) - sizes).take(record)
 
     def column(name: str, part: slice = slice(None)) -> NDArray[Any]:
         parts = [getattr(columns, name)[part] for columns in records]
-        return (parts[0] if len(parts) == 1 else np.concatenate(parts)).take(event)
+        held = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return held.take(event).reshape(2, n)
 
     start = column("offsets", slice(-1))
     return Answers(
         records=records,
-        record=record,
+        record=record.reshape(2, n),
         start=start,
         length=column("offsets", slice(1, None)) - start,
         first_entry=column("entry_offsets", slice(-1)),
@@ -83,45 +89,42 @@ def answers(halves: Sequence[Half]) -> Answers:
     )
 
 
-def arm(of: Answers, rows: I8, lengths: I8) -> Arm:
-    """With the first `lengths` emitted tokens of these rows' answers."""
+def tokens(of: Answers, rows: I8, lengths: I8) -> Tokens:
+    """The first `lengths` emitted tokens of these pairs."""
     parts: list[NDArray[Any]] = [
-        columns.tokens[part] for columns, part in _pieces(of, rows, of.start[rows], lengths)
+        columns.tokens[part]
+        for arm in (0, 1)
+        for columns, part in _pieces(of, arm, rows, of.start[arm].take(rows), lengths)
     ]
-    first = np.zeros(len(of.start), dtype=np.int64)
+    first = np.zeros(of.start.shape[1], dtype=np.int64)
     first[rows] = np.cumsum(lengths) - lengths
-    return Arm(of, parts[0] if len(parts) == 1 else np.concatenate(parts), first)
+    of_arms: I4 | I8 = np.concatenate(parts).reshape(2, -1)
+    return Tokens(of_arms, first)
 
 
-def sent(arms: tuple[Arm, Arm], rows: I8, stretches: I8) -> Sent:
+def sent(of: Answers, emitted: Tokens, rows: I8, stretches: I8) -> Sent:
     """The first positions of several pairs side by side; shorter lists padded with entries not listed."""
     starts = np.cumsum(stretches) - stretches
 
-    def emitted(of_arms: I8, positions: I8) -> I4 | I8:
+    def emitted_at(arms: I8, positions: I8) -> I4 | I8:
         row = np.searchsorted(starts, positions, side="right") - 1
-        at = arms[0].first.take(rows.take(row)) + (positions - starts.take(row))
-        return np.where(of_arms == 0, arms[0].tokens.take(at), arms[1].tokens.take(at))
+        return emitted.of[arms, emitted.first.take(rows.take(row)) + (positions - starts.take(row))]
 
-    widths = [arm.of.k.take(rows) for arm in arms]
+    widths = of.k.take(rows, axis=1)
     # One row at least, so that an answer that lists nothing has something to be invalid for.
-    widest = max(1, *(int(width.max()) for width in widths))
-    parts = [_lists(arm.of, rows, stretches, width) for arm, width in zip(arms, widths, strict=True)]
-    kinds = [np.result_type(*(part[which][0] for part in parts)) for which in (0, 1)]
-    ids = np.empty((2, widest, int(starts[-1] + stretches[-1])), dtype=kinds[0])
-    logprobs = np.empty(ids.shape, dtype=kinds[1])
-    for arm, (some_ids, some_logprobs) in enumerate(parts):
+    widest = max(1, int(widths.max()))
+    pieces = [
+        _pieces(of, arm, rows, of.first_entry[arm].take(rows), stretches * widths[arm]) for arm in (0, 1)
+    ]
+    kind = np.result_type(*{columns.top_ids.dtype for arm in pieces for columns, _ in arm})
+    ids = np.empty((2, widest, int(starts[-1] + stretches[-1])), dtype=kind)
+    logprobs = np.empty(ids.shape)
+    for arm in (0, 1):
+        some_ids = [columns.top_ids[part] for columns, part in pieces[arm]]
         _lay(some_ids, widths[arm], stretches, ids[arm], NOT_LISTED)
+        some_logprobs = [columns.top_logprobs[part] for columns, part in pieces[arm]]
         _lay(some_logprobs, widths[arm], stretches, logprobs[arm], -np.inf)
-    return Sent(ids, logprobs, emitted)
-
-
-def _lists(of: Answers, rows: I8, stretches: I8, widths: I8) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """The lists of these rows' first positions, flat: ids and log-probabilities, in pieces."""
-    pieces = _pieces(of, rows, of.first_entry.take(rows), stretches * widths)
-    return (
-        [columns.top_ids[part] for columns, part in pieces],
-        [columns.top_logprobs[part] for columns, part in pieces],
-    )
+    return Sent(ids, logprobs, emitted_at)
 
 
 def _lay(parts: Sequence[NDArray[Any]], widths: I8, stretches: I8, to: NDArray[Any], none: float) -> None:
@@ -139,12 +142,11 @@ def _lay(parts: Sequence[NDArray[Any]], widths: I8, stretches: I8, to: NDArray[A
         column, entry = column + stretch, entry + k * stretch
 
 
-def _pieces(of: Answers, rows: I8, first: I8, sizes: I8) -> list[tuple[LogitColumns, slice]]:
+def _pieces(of: Answers, arm: int, rows: I8, first: I8, sizes: I8) -> list[tuple[LogitColumns, slice]]:
     """What these rows hold from `first` on, record by record: one piece where answers stand side by side."""
-    record, ends = of.record[rows], first + sizes
-    breaks = ((record[1:] != record[:-1]) | (first[1:] != ends[:-1])).nonzero()[0]
-    begins = np.concatenate([[0], breaks + 1])
-    finishes = np.concatenate([breaks, [len(rows) - 1]])
+    record, ends = of.record[arm].take(rows), first + sizes
+    breaks = ((record[1:] != record[:-1]) | (first[1:] != ends[:-1])).nonzero()[0].tolist()
+    begins, finishes = [0, *(each + 1 for each in breaks)], [*breaks, len(rows) - 1]
     return [
         (of.records[which], slice(begin, end))
         for which, begin, end in zip(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.divergence.lists import P_OF_PAD, PAD, Lists
-from schemas.columns import F4, F8, I4, I8, NOT_LISTED, Bool
+from schemas.columns import F8, I4, I8, NOT_LISTED, Bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Own:
     entries: NDArray[np.intp]
     columns: NDArray[np.intp]
     values: F8
-    logprobs: F4 | F8
+    logprobs: F8
 
 
 _NOTHING: Final = Own(np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.intp), np.zeros(0), np.zeros(0))
@@ -51,7 +51,7 @@ def join(lists: Lists) -> Joined:
     ids_p, ids_q = lists.ids
     k, size = ids_p.shape
     log_ratio = lists.room[0]
-    np.subtract(lists.logprobs[1], lists.logprobs[0], out=log_ratio[:k], dtype=np.float64)
+    np.subtract(lists.logprobs[1], lists.logprobs[0], out=log_ratio[:k])
     apart = _apart(ids_p, ids_q).reshape(-1)
     entries = apart.nonzero()[0]
     if not len(entries):
@@ -72,7 +72,7 @@ def join(lists: Lists) -> Joined:
         n = n[ids_q.reshape(-1).take(n) != NOT_LISTED]
         q[tokens == NOT_LISTED] = P_OF_PAD
     q[found] = flat_q.take(rows)
-    ratio[found] = np.subtract(logprobs_q.take(rows), logprobs.take(found), dtype=np.float64)
+    ratio[found] = logprobs_q.take(rows) - logprobs.take(found)
     only_q = Own(n, n % size, flat_q.take(n), logprobs_q.take(n))
     m = (q == 0.0).nonzero()[0]
     in_m = entries.take(m)

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from schemas.columns import F4, F8, I4, I8, NOT_LISTED
+from schemas.columns import F8, I4, I8, NOT_LISTED
 
 LEAST: Final = -660.0
 """A listed log-probability below this is read as this. It lowers no divergence by more than what is written
@@ -51,12 +51,12 @@ class Lists:
     """
 
     ids: I4 | I8
-    logprobs: F4 | F8
+    logprobs: F8
     p: F8
     room: F8
     total: F8
-    largest: F4 | F8
-    cap: F4 | F8
+    largest: F8
+    cap: F8
     least: float
 
 
@@ -68,17 +68,17 @@ def side_by_side(a: TopLists, b: TopLists) -> Lists:
         none = (lists.ids == NOT_LISTED) | (lists.logprobs == -np.inf)
         ids[arm, : len(lists.ids)] = np.where(none, NOT_LISTED, lists.ids)
         logprobs[arm, : len(lists.ids)] = np.where(none, PAD, np.maximum(lists.logprobs, LEAST))
-    return ready(ids, logprobs, np.maximum([a.cap, b.cap], LEAST), PAD)
+    largest = np.maximum.reduce(logprobs, axis=1)
+    return ready(ids, logprobs, largest, np.maximum([a.cap, b.cap], LEAST), PAD)
 
 
-def ready(ids: I4 | I8, logprobs: F4 | F8, cap: F4 | F8, least: float) -> Lists:
+def ready(ids: I4 | I8, logprobs: F8, largest: F8, cap: F8, least: float) -> Lists:
     """Everything that follows from these."""
     _, k, size = logprobs.shape
     room = np.empty((6, k + 1, size))
     p = room[:2]
     with np.errstate(over="ignore", invalid="ignore"):
-        np.exp(logprobs, out=p[:, :k], dtype=np.float64)
-    largest = np.maximum.reduce(logprobs, axis=1)
+        np.exp(logprobs, out=p[:, :k])
     return Lists(ids, logprobs, p, room[2:], sum_rows(p[:, :k]), largest, cap, least)
 
 

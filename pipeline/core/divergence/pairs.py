@@ -8,19 +8,20 @@ baseline's tokens (`source` forced), every position is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Final, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.core.divergence.gathering import Arm, Half, answers, arm, sent
+from pipeline.core.divergence.gathering import Answers, Half, Tokens, answers, sent, tokens
 from pipeline.core.divergence.measures import BLOCK_ENTRIES, MEASURES, measure_lists
 from pipeline.core.divergence.reading import read_lists
 from schemas.columns import F8, I8, KINDS, SOURCES, Bool
 
 Outcome: TypeAlias = Literal["scored", "definition_mismatch", "no_position"]
 
+_OUTCOMES: Final[tuple[Outcome, ...]] = ("scored", "no_position", "definition_mismatch")
 _FORCED: Final = SOURCES.index("forced")
 _LOGITS: Final = KINDS.index("logits")
 
@@ -59,110 +60,88 @@ def score_pairs(pairs: Sequence[tuple[Half, Half]]) -> PairScores:
     a pair none of whose compared positions can be read on both sides is `no_position`. η is the coarser
     side's.
     """
-    scores = _unscored(len(pairs))
+    found = _unscored(len(pairs))
     if not pairs:
-        return scores
-    a, b = answers([pair[0] for pair in pairs]), answers([pair[1] for pair in pairs])
-    comparable = (a.terms == b.terms).all(axis=0)
+        return PairScores(n=0, outcome=(), **found)
+    of = answers(pairs)
+    comparable = (of.terms[:, 0] == of.terms[:, 1]).all(axis=0)
     rows = comparable.nonzero()[0]
-    scores.renormalised[rows] = a.terms[1, rows] == _LOGITS
+    found["renormalised"][rows] = of.terms[1, 0, rows] == _LOGITS
     if len(rows):
-        length = np.minimum(a.length[rows], b.length[rows])
-        arms = arm(a, rows, length), arm(b, rows, length)
+        length = np.minimum(of.length[0], of.length[1]).take(rows)
+        emitted = tokens(of, rows, length)
         stretch = np.zeros(len(pairs), dtype=np.int64)
-        stretch[rows] = _compare_tokens(scores, rows, length, *arms)
-        for block in _blocks(stretch, np.maximum(a.k, b.k)):
-            _score_block(block, stretch[block], arms, scores)
-    outcome: list[Outcome] = [
-        "definition_mismatch" if not same else "scored" if positions else "no_position"
-        for same, positions in zip(comparable.tolist(), scores.positions.tolist(), strict=True)
-    ]
-    return PairScores(
-        **{f.name: getattr(scores, f.name) for f in fields(scores) if f.name != "outcome"},
-        outcome=tuple(outcome),
-    )
+        stretch[rows] = _compare_tokens(found, rows, length, of, emitted)
+        for block in _blocks(stretch, np.maximum(of.k[0], of.k[1])):
+            _score_block(found, block, stretch[block], of, emitted)
+    outcomes = np.where(comparable, np.where(found["positions"] > 0, 0, 1), 2)
+    return PairScores(n=len(pairs), outcome=tuple(map(_OUTCOMES.__getitem__, outcomes.tolist())), **found)
 
 
-def _unscored(n: int) -> PairScores:
-    def ints() -> I8:
-        return np.zeros(n, dtype=np.int64)
-
-    def floats() -> F8:
-        return np.zeros(n, dtype=np.float64)
-
-    return PairScores(
-        n=n,
-        outcome=(),
-        renormalised=np.zeros(n, dtype=np.bool_),
-        positions=ints(),
-        invalid=ints(),
-        agreed=ints(),
-        first_difference=np.full(n, -1, dtype=np.int64),
-        ended_together=np.full(n, -1, dtype=np.int8),
-        kl_lower=floats(),
-        kl_lower_max=floats(),
-        kl_floor=floats(),
-        js_lower=floats(),
-        tv_lower=floats(),
-        cosine=floats(),
-        top1_agree=floats(),
-    )
+def _unscored(n: int) -> dict[str, NDArray[Any]]:
+    """The columns of PairScores, for `_score_block` to fill in."""
+    return {
+        "renormalised": np.zeros(n, dtype=np.bool_),
+        **{name: np.zeros(n, dtype=np.int64) for name in ("positions", "invalid", "agreed")},
+        "first_difference": np.full(n, -1, dtype=np.int64),
+        "ended_together": np.full(n, -1, dtype=np.int8),
+        **{name: np.zeros(n) for name in (*MEASURES, "kl_lower_max")},
+    }
 
 
-def _compare_tokens(scores: PairScores, rows: I8, length: I8, a: Arm, b: Arm) -> I8:
+def _compare_tokens(found: dict[str, NDArray[Any]], rows: I8, length: I8, of: Answers, emitted: Tokens) -> I8:
     """Agreed prefix, first difference and common end of these pairs. Returns how far each is compared.
 
     `length`: of the shorter answer of each.
     """
-    differences = (a.tokens != b.tokens).nonzero()[0]
+    differences = (emitted.of[0] != emitted.of[1]).nonzero()[0]
     ends = np.cumsum(length)
+    starts = ends - length
     # The next difference from each pair's start on, if it lies before the pair's end.
-    following = np.append(differences, ends[-1])[np.searchsorted(differences, ends - length)]
+    following = np.append(differences, ends[-1]).take(np.searchsorted(differences, starts))
     differs = following < ends
-    agreed = np.where(differs, following - (ends - length), length)
-    scores.agreed[rows] = agreed
-    scores.first_difference[rows] = np.where(differs, agreed, -1)
-    ended_a, ended_b = a.of.ended[rows], b.of.ended[rows]
-    together = ~differs & (a.of.length[rows] == b.of.length[rows]) & (ended_a == 1) & (ended_b == 1)
-    scores.ended_together[rows] = np.where((ended_a >= 0) & (ended_b >= 0), together, -1)
-    return np.where((b.of.source[rows] == _FORCED) | ~differs, length, agreed + 1)
+    agreed = np.where(differs, following - starts, length)
+    found["agreed"][rows] = agreed
+    found["first_difference"][rows] = np.where(differs, agreed, -1)
+    ended = np.minimum(of.ended[0], of.ended[1]).take(rows)
+    together = ~differs & (of.length[0] == of.length[1]).take(rows) & (ended == 1)
+    found["ended_together"][rows] = np.where(ended >= 0, together, -1)
+    return np.where((of.source[1].take(rows) == _FORCED) | ~differs, length, agreed + 1)
 
 
 def _blocks(stretch: I8, width: I8) -> Iterator[I8]:
     """Blocks of rows that have a stretch to compare, pairs of like width together: none pads another."""
-    block: list[int] = []
-    positions = 0
     order = np.argsort(width, kind="stable")
     order = order[stretch[order] > 0]
-    for row, length, widest in zip(
-        order.tolist(), stretch[order].tolist(), width[order].tolist(), strict=True
-    ):
-        positions += length
-        if block and positions * widest > BLOCK_ENTRIES:
-            yield np.array(block)
-            block, positions = [], length
-        block.append(row)
-    if block:
-        yield np.array(block)
+    width, through = width[order], np.cumsum(stretch[order])
+    first = 0
+    while first < len(order):
+        before = through[first - 1] if first else 0
+        entries = (through[first:] - before) * width[first:]
+        last = first + max(1, int(np.searchsorted(entries, BLOCK_ENTRIES, side="right")))
+        yield order[first:last]
+        first = last
 
 
-def _score_block(rows: I8, stretches: I8, arms: tuple[Arm, Arm], scores: PairScores) -> None:
-    """Score one block of pairs into `scores`."""
-    renormalised = scores.renormalised[rows]
+def _score_block(
+    found: dict[str, NDArray[Any]], rows: I8, stretches: I8, of: Answers, emitted: Tokens
+) -> None:
+    """Score one block of pairs into `found`."""
+    renormalised = found["renormalised"][rows]
     lists, valid = read_lists(
-        sent(arms, rows, stretches), np.repeat(renormalised, stretches) if renormalised.any() else None
+        sent(of, emitted, rows, stretches), np.repeat(renormalised, stretches) if renormalised.any() else None
     )
     starts = np.cumsum(stretches) - stretches
     counts = stretches if valid is None else np.add.reduceat(valid, starts, dtype=np.int64)
-    scores.positions[rows] = counts
-    scores.invalid[rows] = stretches - counts
-    eta = np.maximum(arms[0].of.eta[rows], arms[1].of.eta[rows])
-    found = measure_lists(lists, np.repeat(eta, stretches))
+    found["positions"][rows] = counts
+    found["invalid"][rows] = stretches - counts
+    eta = np.maximum(of.eta[0], of.eta[1]).take(rows)
+    measured = measure_lists(lists, np.repeat(eta, stretches))
     if valid is not None:
-        found = np.where(valid, found, 0.0)
+        measured = np.where(valid, measured, 0.0)
     # The order in which `reduceat` adds is a function of how many there are, so a pair's sum never depends on
     # its block.
-    means = np.add.reduceat(found, starts, axis=1) / np.maximum(counts, 1)
+    means = np.add.reduceat(measured, starts, axis=1) / np.maximum(counts, 1)
     for name, mean in zip(MEASURES, means, strict=True):
-        getattr(scores, name)[rows] = mean
-    scores.kl_lower_max[rows] = np.maximum.reduceat(found[MEASURES.index("kl_lower")], starts)
+        found[name][rows] = mean
+    found["kl_lower_max"][rows] = np.maximum.reduceat(measured[MEASURES.index("kl_lower")], starts)

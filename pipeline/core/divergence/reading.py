@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipeline.core.divergence.lists import LEAST, P_OF_PAD, PAD, Lists, ready, sum_rows
-from schemas.columns import F4, F8, I4, I8, NOT_LISTED, NOT_LISTED_LOGPROB, Bool
+from schemas.columns import F8, I4, I8, NOT_LISTED, NOT_LISTED_LOGPROB, Bool
 from schemas.validity import LOGPROB_SLACK, MASS_SLACK, valid_lists
 
 
@@ -22,7 +22,7 @@ class Sent:
     """T positions of both arms as sent: `ids`, `logprobs` (2, k, T) in wire order."""
 
     ids: I4 | I8
-    logprobs: F4 | F8
+    logprobs: F8
     emitted: Callable[[I8, I8], I4 | I8]
     """The tokens emitted at some of the 2 · T positions: by these arms, at these positions."""
 
@@ -32,19 +32,20 @@ def read_lists(sent: Sent, logits: Bool | None) -> tuple[Lists, Bool | None]:
 
     `logits` (T,): values without normaliser, softmaxed here over the listed tokens only; None: none are.
     """
-    cap = np.minimum.reduce(sent.logprobs, axis=1)
-    least = float(np.minimum.reduce(cap, axis=None))
-    # NaN fails the comparison.
-    plain = logits is None and least > LEAST and np.minimum.reduce(sent.ids, axis=None) > NOT_LISTED
-    if plain:
-        lists = ready(sent.ids, sent.logprobs, cap, least)
-        valid = None if _plainly_valid(lists) else _valid(lists, sent.logprobs, None)
-    else:
-        lists, valid = _read_with_care(sent, logits)
-    return _without_strays(lists, sent.emitted), valid
+    logprobs = sent.logprobs
+    # NaN fails every comparison.
+    falling = bool((logprobs[:, :-1] >= logprobs[:, 1:]).all())
+    cap = logprobs[:, -1] if falling else np.minimum.reduce(logprobs, axis=1)
+    least = float(cap.min())
+    if logits is not None or not least > LEAST or sent.ids.min() <= NOT_LISTED:
+        return _read_with_care(sent, logits)
+    largest = logprobs[:, 0] if falling else np.maximum.reduce(logprobs, axis=1)
+    lists = ready(sent.ids, logprobs, largest, cap, least)
+    valid = None if _plainly_valid(lists) else _valid(lists, logprobs, None)
+    return lists if falling else _without_strays(lists, sent.emitted), valid
 
 
-def _read_with_care(sent: Sent, logits: Bool | None) -> tuple[Lists, Bool]:
+def _read_with_care(sent: Sent, logits: Bool | None) -> tuple[Lists, Bool | None]:
     """The same where some entries are none, or no numbers, or logits. NaN stays: it spoils its position."""
     none = sent.logprobs <= NOT_LISTED_LOGPROB
     none |= sent.ids == NOT_LISTED
@@ -52,23 +53,21 @@ def _read_with_care(sent: Sent, logits: Bool | None) -> tuple[Lists, Bool]:
     logprobs = np.maximum(values if logits is None else _softmaxed(values, logits), LEAST)
     cap = np.minimum.reduce(np.where(none, np.inf, logprobs), axis=1)
     logprobs[none] = PAD
-    lists = ready(np.where(none, NOT_LISTED, sent.ids), logprobs, cap, PAD)
-    return lists, _valid(lists, values, logits)
+    ids = np.where(none, NOT_LISTED, sent.ids)
+    lists = ready(ids, logprobs, np.maximum.reduce(logprobs, axis=1), cap, PAD)
+    valid = _valid(lists, values, logits)
+    return _without_strays(lists, sent.emitted), valid
 
 
 def _plainly_valid(lists: Lists) -> bool:
     """Whether every position is beyond doubt valid, where every entry is listed and a number."""
-    if np.maximum.reduce(lists.largest, axis=None) > LOGPROB_SLACK:
-        return False
-    if np.maximum.reduce(lists.total, axis=None) > 1 + MASS_SLACK:
+    if lists.largest.max() > LOGPROB_SLACK or lists.total.max() > 1 + MASS_SLACK:
         return False
     ids = lists.ids
-    return not any(
-        np.logical_or.reduce(ids[:, shift:] == ids[:, :-shift], axis=None) for shift in range(1, ids.shape[1])
-    )
+    return not any((ids[:, shift:] == ids[:, :-shift]).any() for shift in range(1, ids.shape[1]))
 
 
-def _valid(lists: Lists, logprobs: F4 | F8, logits: Bool | None) -> Bool:
+def _valid(lists: Lists, logprobs: F8, logits: Bool | None) -> Bool:
     """Positions valid on both sides; `logprobs`: as sent, −inf where an entry is none."""
     normalised = np.ones(logprobs.shape[2], dtype=np.bool_) if logits is None else ~logits
     valid = [
@@ -78,10 +77,10 @@ def _valid(lists: Lists, logprobs: F4 | F8, logits: Bool | None) -> Bool:
     return valid[0] & valid[1]
 
 
-def _softmaxed(logprobs: F4 | F8, logits: Bool) -> F8:
+def _softmaxed(logprobs: F8, logits: Bool) -> F8:
     """Softmax over the listed tokens where `logits`; other columns unchanged."""
     columns = np.flatnonzero(logits)
-    softmaxed = logprobs.astype(np.float64)
+    softmaxed = logprobs.copy()
     some = softmaxed[:, :, columns]
     with np.errstate(invalid="ignore", divide="ignore"):
         some -= some.max(axis=1, keepdims=True)
