@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -60,18 +61,26 @@ class Evidence:
         kept = self.second >= second
         if kept.all():
             return self
+        return self._of(kept, None if self.ids is None else list(compress(self.ids, kept.tolist())))
+
+    def part(self, first: int, last: int) -> Evidence:
+        """The rows first..last (exclusive)."""
+        if first == 0 and last == self.n:
+            return self
+        rows = slice(first, last)
+        return self._of(rows, None if self.ids is None else self.ids[rows])
+
+    def _of(self, rows: Bool | slice, ids: Sequence[bytes] | None) -> Evidence:
         return Evidence(
-            second=self.second[kept],
+            second=self.second[rows],
             populations=self.populations,
-            population=self.population[kept],
-            dimensions=[Dimension(each.name, each.values, each.codes[kept]) for each in self.dimensions],
-            counters={name: counts[kept] for name, counts in self.counters.items()},
-            totals={name: counts[kept] for name, counts in self.totals.items()},
-            measures={name: (values[kept], has[kept]) for name, (values, has) in self.measures.items()},
-            ids=None
-            if self.ids is None
-            else [each for each, keep in zip(self.ids, kept, strict=True) if keep],
-            worst=None if self.worst is None else (self.worst[0][kept], self.worst[1][kept]),
+            population=self.population[rows],
+            dimensions=[Dimension(each.name, each.values, each.codes[rows]) for each in self.dimensions],
+            counters={name: counts[rows] for name, counts in self.counters.items()},
+            totals={name: counts[rows] for name, counts in self.totals.items()},
+            measures={name: (values[rows], has[rows]) for name, (values, has) in self.measures.items()},
+            ids=ids,
+            worst=None if self.worst is None else (self.worst[0][rows], self.worst[1][rows]),
         )
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from pipeline.core.buckets import Buckets
 from pipeline.core.divergence import score_pairs
-from pipeline.core.evidence import SECOND_US, or_none
+from pipeline.core.evidence import SECOND_US, Evidence, or_none
 from pipeline.core.flushing import Records
 from pipeline.core.formed import Count, Excess, Formed, Pair
 from pipeline.core.groups import Arrival, Group, GroupKey, Groups, Halves, halves_of
 from pipeline.core.measuring import reported_drops
 from pipeline.core.pair_rows import PairRows
-from pipeline.core.scoring import Scorer, settle
+from pipeline.core.scoring import Scorer, Waiting, settle
 from pipeline.core.source import (
     EVENT_AHEAD_US,
     HALF_BYTES,
@@ -63,7 +64,7 @@ class PairSource:
         self._buckets = Buckets(settings.cells_per_bucket)
         self._records = Records(topic, partition, settings)
         self._reports = ReportMemory()
-        self._score = score
+        self.score = score
         self._formed: dict[GroupKey, dict[int, Pair]] = {}
         """Pairs of open groups by arm, for the paired difference of canary and control."""
         self._pending: list[Formed] = []
@@ -89,22 +90,29 @@ class PairSource:
                 self._count_drops(decoded.header)
             self._join(halves_of(decoded, meta.offset, meta.append_us + EVENT_AHEAD_US, now))
         if len(self._pending) >= PAIRS_AT_ONCE:
-            self._settle()
+            settle_together([self])
 
-    def _settle(self) -> None:
-        """Score what waits, add it to the buckets in log order, and take out the seconds that are closed.
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything was formed that is not settled yet."""
+        return bool(self._pending)
 
-        Whatever waits later is of seconds that are open now.
-        """
-        if self._pending:
-            pending, self._pending = self._pending, []
-            evidence = settle(pending, self._score, self._log.whole_from, self._rows)
-            self._buckets.add(evidence)
+    def hand_over(self) -> Waiting:
+        """What waits: to be settled and counted before anything further is read."""
+        pending, self._pending = self._pending, []
+        return Waiting(pending, self._log.whole_from, self._rows)
+
+    def count(self, evidence: Evidence) -> None:
+        """Add what was handed over, settled, to the buckets."""
+        self._buckets.add(evidence)
+
+    def close(self) -> None:
+        """Take out the seconds that are closed; nothing that counts in them waits any more."""
         self._finals += self._records.close(self._buckets, self._log)
 
     def take_flush(self) -> Flush:
         """Everything new since the last flush; scores and closes what waits."""
-        self._settle()
+        settle_together([self])
         finals, self._finals = self._finals, []
         rows, self._rows = self._rows, PairRows()
         return Flush(
@@ -238,6 +246,21 @@ class PairSource:
             return formed_us // SECOND_US
         second = event_us // SECOND_US
         return second if self._log.accepts(second) else None
+
+
+def settle_together(sources: Sequence[PairSource]) -> None:
+    """Score what waits in some sources, add it to their buckets in log order, take out closed seconds.
+
+    Whatever waits later is of seconds that are open now. Sources that are settled together cost less than
+    one by one, and say the same.
+    """
+    waiting = [source for source in sources if source.is_waiting]
+    if waiting:
+        handed_over = [source.hand_over() for source in waiting]
+        for source, evidence in zip(waiting, settle(handed_over, waiting[0].score), strict=True):
+            source.count(evidence)
+    for source in sources:
+        source.close()
 
 
 def _event_us(pair: Pair) -> int:

@@ -17,8 +17,8 @@ _MMAP_THRESHOLD: Final = -3
 def keep_freed_memory() -> bool:
     """Keep up to KEPT_BYTES of freed memory for what is allocated next; False where the C library cannot.
 
-    glibc hands the arrays of every batch back to the system, which then clears page after page for the next
-    one: a quarter of what a batch of pairs costs.
+    Else glibc hands the arrays of every batch back to the system, which clears page after page for the next
+    one, until the process has by chance let go of something larger: scoring then costs a half more.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pipeline.config import Config
-from pipeline.core.pairing import PairSource
+from pipeline.core.pairing import PairSource, settle_together
 from pipeline.workers.content import content_settings
 from pipeline.workers.faults import fault, is_armed
 from pipeline.workers.runner import WorkerSpec
@@ -30,7 +30,10 @@ def pair(config: Config) -> WorkerSpec:
         if is_armed("half_waiting") and source.gauges()["oldest_wait_us"] > settings.join_timeout_us // 2:
             fault("half_waiting")
 
-    kinds = {Topic.LOGITS: SourceKind(decode_logits, make_source, observe)}
+    def settle(sources: Sequence[Source]) -> None:
+        settle_together([source for source in sources if isinstance(source, PairSource)])
+
+    kinds = {Topic.LOGITS: SourceKind(decode_logits, make_source, observe, settle)}
 
     def make(link: Link, _counts: Mapping[Topic, int]) -> SourceWorker:
         return SourceWorker(link, config, kinds)

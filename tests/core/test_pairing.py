@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pipeline.core.pairing import PairSource
+from pipeline.core.pairing import PairSource, settle_together
 from pipeline.core.source import ContentSettings, RecordMeta
 from schemas.codec import decode_logits
 from schemas.topics import JSON, Topic
@@ -270,3 +273,43 @@ def test_nothing_is_held_once_time_has_passed() -> None:
     gauges.pop("index_entries")
     assert set(gauges.values()) == {0}
     assert log.source._formed == {}
+
+
+def flushes(partitions: list[list[dict[str, Any]]], *, together: bool) -> list[Any]:
+    """What sources say that read a record in turn and are flushed now and then; cells as bytes."""
+    sources = [PairSource(Topic.LOGITS, number, SETTINGS) for number in range(len(partitions))]
+    said: list[Any] = []
+    for turn, records in enumerate(zip_longest(*partitions)):
+        for source, record in zip(sources, records, strict=True):
+            if record is not None:
+                scenarios.feed(source, Topic.LOGITS, record)
+        if turn % 3 == 0:
+            if together:
+                settle_together(sources)
+            for source in sources:
+                flush = source.take_flush()
+                rows = [(batch.estimator, *row) for batch in flush.pairs for row in pair_rows(batch)]
+                said.append((flush.finals, flush.fresh, flush.commit, rows))
+    return said
+
+
+def pair_rows(batch: Any) -> list[tuple[Any, ...]]:
+    """A batch's rows, with texts for indices into its dictionary."""
+    texts = ("rollout", "model_version", "baseline_version", "node", "baseline_node", "request_type")
+    columns = []
+    for name in batch.__struct_fields__:
+        values = getattr(batch, name)
+        if name in texts:
+            values = [None if code is None else batch.dictionary[code] for code in values]
+        if isinstance(values, list) and name != "dictionary":
+            columns.append(values)
+    return list(zip(*columns, strict=True))
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=5, deadline=None)
+def test_sources_that_are_settled_together_say_what_they_say_alone(seed: int) -> None:
+    partitions = scenarios.make_log(seed, Topic.LOGITS, scenarios.Shape(seconds=20), SETTINGS, partitions=3)
+    alone = flushes(partitions, together=False)
+    assert any(rows for *_, rows in alone)
+    assert flushes(partitions, together=True) == alone
