@@ -24,6 +24,7 @@ COMMANDS: Final[dict[str, str]] = {
     "topics": "pipeline.cli.topics:topics",
     "migrate": "pipeline.cli.migrate:migrate",
     "status": "pipeline.cli.status:status",
+    "doctor": "pipeline.cli.doctor.command:doctor",
     "publish": "pipeline.cli.publish:publish",
     "watch": "pipeline.cli.watch:watch",
     "policy": "pipeline.cli.policy:policy",

@@ -11,11 +11,12 @@ from rich.table import Table
 
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import config_option, json_option
+from pipeline.cli.query import answered
 from pipeline.config import Config
 from pipeline.store.archive import TABLES
-from pipeline.store.client import UNKNOWN_TABLE, connect_read_only, embedded_folder
-from pipeline.store.errors import FolderInUseError, QueryError, StoreError, StoreUnavailableError
-from pipeline.store.queries import QueryResult, query_endpoint, run_query
+from pipeline.store.client import UNKNOWN_TABLE
+from pipeline.store.errors import QueryError, StoreError, StoreUnavailableError
+from pipeline.store.queries import QueryResult
 
 NOT_A_TERMINAL_COLUMNS: Final = 200
 MANY_COLUMNS: Final = 16
@@ -36,7 +37,7 @@ def sql(query: str, config: Config, as_json: bool) -> None:
     While the archive worker runs on a chDB folder the query goes through it, at archive.query_listen.
     """
     try:
-        result = _run(query, config)
+        result = answered(query, config)
     except StoreUnavailableError as error:
         raise CommandError(str(error), Exit.UNREACHABLE) from None
     except QueryError as error:
@@ -49,31 +50,6 @@ def sql(query: str, config: Config, as_json: bool) -> None:
         click.echo(orjson.dumps(result.as_json()))
     else:
         _show(result)
-
-
-def _run(query: str, config: Config) -> QueryResult:
-    clickhouse, listen = config.clickhouse, config.archive.query_listen
-    folder = embedded_folder(clickhouse.dsn)
-    if folder is not None and not folder.is_dir():
-        raise StoreError(f"{clickhouse.dsn}: no such folder; `klaxon migrate` creates the archive")
-    try:
-        store = connect_read_only(
-            clickhouse.dsn,
-            clickhouse.database,
-            username=clickhouse.username,
-            password=clickhouse.password,
-        )
-    except FolderInUseError as error:
-        if listen is None:
-            raise FolderInUseError(
-                f"{clickhouse.dsn}: another process owns this folder; give the archive worker a query "
-                "address (archive.query_listen: 127.0.0.1:PORT), the same in this command's configuration"
-            ) from error
-        return query_endpoint(listen, query)
-    try:
-        return run_query(store, query)
-    finally:
-        store.close()
 
 
 def _show(result: QueryResult) -> None:

@@ -82,6 +82,11 @@ def _judged(one: Standing, now_us: int, silent_us: int) -> dict[str, object]:
 async def _read(config: Config) -> tuple[list[Standing], list[SourceStanding]]:
     await require_topics(config.kafka, (*SOURCES, Topic.BUCKETS))
     standings = await read_standings(config.kafka)
+    return standings, await read_sources(config)
+
+
+async def read_sources(config: Config) -> list[SourceStanding]:
+    """Every source, as gating partition 0's newest final buckets tell of it. Every topic must exist."""
     counts = await partition_counts(config.kafka, SOURCES)
     settings = content_settings(config.content)
     sources: list[SourceStanding] = []
@@ -95,7 +100,7 @@ async def _read(config: Config) -> tuple[list[Standing], list[SourceStanding]]:
         )
         if all(one.closed_through is not None for one in sources):
             break
-    return standings, without_leader(sources, await leaderless(config.kafka, SOURCES))
+    return without_leader(sources, await leaderless(config.kafka, SOURCES))
 
 
 def source_standings(

@@ -349,11 +349,11 @@ class GateWorker:
             fault("after_commit")
 
 
-def gate(config: Config) -> WorkerSpec:
-    """The worker, configured. Reads the policy file: blocks; raises PolicyError."""
+def gate_settings(config: Config) -> GateSettings:
+    """As configured. Reads the policy file: blocks; raises PolicyError."""
     content, settings = content_settings(config.content), config.gate
     policy = config.policy.file
-    gate_settings = GateSettings(
+    return GateSettings(
         lease_us=settings.lease_s * 1_000_000,
         renew_us=settings.renew_s * 1_000_000,
         dead_man_us=settings.dead_man_s * 1_000_000,
@@ -365,9 +365,14 @@ def gate(config: Config) -> WorkerSpec:
         default_policy=shipped_policy_text() if policy is None else read_policy_file(policy).text,
     )
 
+
+def gate(config: Config) -> WorkerSpec:
+    """The worker, configured. Reads the policy file: blocks; raises PolicyError."""
+    told = gate_settings(config)
+
     def make(link: Link, counts: Mapping[Topic, int]) -> GateWorker:
         sources = {topic.value: counts[topic] for topic in SOURCES}
-        return GateWorker(link, config, gate_settings, sources)
+        return GateWorker(link, config, told, sources)
 
     return WorkerSpec("gate", reads=READS, needs=(*WRITES, *SOURCES), make=make, new_groups_start_at_end=True)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Literal
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -126,55 +126,130 @@ async def check(kafka: KafkaConfig) -> tuple[str, ...]:
     Writes a probe (a tick, which everyone ignores) to every input topic and reads its timestamp back.
     Raises BrokerAwayError.
     """
-    wanted = plan(kafka)
-    async with admin_client(kafka) as admin:
+    problems = [str(problem) for problem in await topic_problems(kafka)]
+    if not problems:
         try:
-            problems = [*await _shape_problems(admin, wanted), *await _setting_problems(admin, wanted, kafka)]
-            if not problems:
-                for topic in INPUTS:
-                    problems += await _probe_problems(kafka, topic)
+            for topic in INPUTS:
+                problems += await _probe_problems(kafka, topic)
         except (KafkaError, OSError) as error:
             raise away(kafka, error) from None
     return tuple(problems)
 
 
-async def _shape_problems(admin: AIOKafkaAdminClient, wanted: tuple[TopicPlan, ...]) -> list[str]:
-    described = {
-        topic["topic"]: len(topic["partitions"])
-        for topic in await admin.describe_topics([item.topic.value for item in wanted])
-        if topic["error_code"] == 0
-    }
-    problems = []
+@dataclass(frozen=True, slots=True)
+class TopicProblem:
+    """One thing about a topic that is not as it must be."""
+
+    topic: Topic
+    code: Literal["absent", "partitions", "setting", "retention", "replication", "min_insync", "replicas"]
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.what}; {self.remedy}"
+
+
+async def topic_problems(kafka: KafkaConfig) -> list[TopicProblem]:
+    """What the broker says of its topics, against the plan. Only reads; raises BrokerAwayError."""
+    wanted = plan(kafka)
+    async with admin_client(kafka) as admin:
+        try:
+            # All of them: a broker that creates topics on demand creates those that a request names.
+            described = {
+                topic["topic"]: topic["partitions"]
+                for topic in await admin.describe_topics()
+                if topic["error_code"] == 0
+            }
+            there = [item for item in wanted if item.topic.value in described]
+            settings = await topic_settings(admin, there) if kafka.append_time else {}
+        except (KafkaError, OSError) as error:
+            raise away(kafka, error) from None
+    problems: list[TopicProblem] = []
     for item in wanted:
-        found = described.get(item.topic.value)
-        if found is None:
-            problems.append(f"{item.topic}: does not exist; run `klaxon topics create`")
-        elif found != item.partitions:
-            problems.append(
-                f"{item.topic}: {found} partitions, the configuration says {item.partitions}; a partition "
-                "count is fixed at creation: set kafka.partitions to it, or create the topics anew"
-            )
+        problems += _shape_problems(item, described.get(item.topic.value), kafka)
+        problems += _setting_problems(item, settings.get(item.topic.value, {}), kafka)
     return problems
 
 
-async def _setting_problems(
-    admin: AIOKafkaAdminClient, wanted: tuple[TopicPlan, ...], kafka: KafkaConfig
-) -> list[str]:
-    if not kafka.append_time:
-        return []  # the embedded broker keeps no settings
-    problems = []
-    resources = [ConfigResource(ConfigResourceType.TOPIC, item.topic.value) for item in wanted]
+async def topic_settings(
+    admin: AIOKafkaAdminClient, wanted: Sequence[TopicPlan]
+) -> dict[str, dict[str, str]]:
+    """Topic → setting → value, of those that exist. Raises aiokafka's KafkaError."""
     found: dict[str, dict[str, str]] = {}
-    for answer in await admin.describe_configs(resources):
+    resources = [ConfigResource(ConfigResourceType.TOPIC, item.topic.value) for item in wanted]
+    for answer in await admin.describe_configs(resources) if resources else ():
         for code, _message, _kind, name, entries in answer.resources:
             if code == 0:
                 found[name] = {entry[0]: entry[1] for entry in entries}
-    for item in wanted:
-        for key in ("cleanup.policy", "message.timestamp.type"):
-            want, have = item.settings.get(key), found.get(item.topic.value, {}).get(key)
-            if want is not None and have is not None and want != have:
-                problems.append(f"{item.topic}: {key} is {have}, must be {want}; alter the topic's setting")
-    return problems
+    return found
+
+
+def _shape_problems(
+    item: TopicPlan, partitions: Sequence[Mapping[str, Any]] | None, kafka: KafkaConfig
+) -> Iterator[TopicProblem]:
+    if partitions is None:
+        yield TopicProblem(item.topic, "absent", "does not exist", "run `klaxon topics create`")
+        return
+    if len(partitions) != item.partitions:
+        yield TopicProblem(
+            item.topic,
+            "partitions",
+            f"{len(partitions)} partitions, the configuration says {item.partitions}",
+            "a partition count is fixed at creation: set kafka.partitions to it, or create the topics anew",
+        )
+    fewest = min(len(partition["replicas"]) for partition in partitions)
+    if kafka.append_time and fewest < item.replication:
+        yield TopicProblem(
+            item.topic,
+            "replication",
+            f"replication {fewest}, the configuration says {item.replication}",
+            "move it with `kafka-reassign-partitions.sh`, or set kafka.replication to what you want",
+        )
+    lagging = sum(len(partition["isr"]) < len(partition["replicas"]) for partition in partitions)
+    if kafka.append_time and lagging:
+        yield TopicProblem(
+            item.topic,
+            "replicas",
+            f"{lagging} of {len(partitions)} partitions lack an in-sync replica",
+            "start the brokers that hold the others",
+        )
+
+
+def _setting_problems(
+    item: TopicPlan, settings: Mapping[str, str], kafka: KafkaConfig
+) -> Iterator[TopicProblem]:
+    for key in ("cleanup.policy", "message.timestamp.type"):
+        want, have = item.settings.get(key), settings.get(key)
+        if want is not None and have is not None and want != have:
+            yield TopicProblem(
+                item.topic,
+                "setting",
+                f"{key} is {have}, must be {want}",
+                _alter(item, kafka, f"{key}={want}"),
+            )
+    want, have = item.settings.get("retention.ms"), settings.get("retention.ms")
+    if want is not None and have is not None and 0 <= int(have) < int(want):
+        yield TopicProblem(
+            item.topic,
+            "retention",
+            f"retention.ms is {have}, shorter than the {want} that Klaxon counts on",
+            _alter(item, kafka, f"retention.ms={want}"),
+        )
+    want, have = item.settings.get("min.insync.replicas"), settings.get("min.insync.replicas")
+    if want is not None and have is not None and int(have) < int(want):
+        yield TopicProblem(
+            item.topic,
+            "min_insync",
+            f"min.insync.replicas is {have}, must be {want}: an acknowledged record may be lost",
+            _alter(item, kafka, f"min.insync.replicas={want}"),
+        )
+
+
+def _alter(item: TopicPlan, kafka: KafkaConfig, setting: str) -> str:
+    return (
+        f"`kafka-configs.sh --bootstrap-server {kafka.bootstrap} --alter --entity-type topics"
+        f" --entity-name {item.topic} --add-config {setting}`"
+    )
 
 
 async def _probe_problems(kafka: KafkaConfig, topic: Topic) -> list[str]:

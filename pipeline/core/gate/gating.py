@@ -40,7 +40,7 @@ class GateCore:
         self.settings = settings
         self._intake = Intake(partition, sources, settings.settings_hash)
         self._runs: dict[str, Run] = {}
-        self._commands = PartitionMemory(partition=partition, command_offset=-1)
+        self._commands = PartitionMemory(partition=partition, command_offset=-1, settings_hash=settings.hash)
         self._counts = {"foreign_directives": 0}
 
     # --- after a restart -------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ class GateCore:
             topmost.setdefault(name, Topmost()).read(directive)
         for state in states:
             if isinstance(state, PartitionMemory):
-                self._commands = state
+                self._commands = replace(state, settings_hash=self.settings.hash)
                 continue
             rollout = known.get(state.rollout)
             if rollout is None:

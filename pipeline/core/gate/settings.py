@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,15 @@ class GateSettings:
     settings_hash: str
     parse_policy: Callable[[str], Policy]
     default_policy: str
+
+    @property
+    def hash(self) -> str:
+        """16 hex digits over everything here that decides: two gates of one group must agree on it."""
+        deciding = (
+            self.lease_us, self.renew_us, self.dead_man_us, self.blind_after_us, self.settings_hash,
+            self.default_policy,
+        )  # fmt: skip
+        return hashlib.sha256(repr(deciding).encode()).hexdigest()[:16]
 
     @property
     def join_timeout_s(self) -> int:

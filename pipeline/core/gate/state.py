@@ -94,6 +94,8 @@ class PartitionMemory(Struct, frozen=True, kw_only=True, tag="partition"):
     partition: int
     command_offset: int
     """Offset of the last command read; −1 if none."""
+    settings_hash: str = ""
+    """Of the settings that the gate which wrote this runs with: gates that differ are told apart by it."""
     command_ids: tuple[str, ...] = ()
     """The last ids obeyed or refused, oldest first: a command sent twice is obeyed once."""
 

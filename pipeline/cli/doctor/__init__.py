@@ -1,0 +1,1 @@
+"""`klaxon doctor`: a whole installation looked at, and what to do about each finding."""

@@ -1,0 +1,68 @@
+"""What is wrong with a configuration that can be read: times that do not fit, a policy, no TLS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeline.cli.doctor.findings import Finding
+from pipeline.config import Config
+from pipeline.core.hosts import is_loopback
+from pipeline.policy_file import PolicyError, read_policy_file
+
+
+def configuration_findings(config: Config) -> Iterator[Finding]:
+    """Of the configuration alone. Reads the policy file: blocks."""
+    yield from _times(config)
+    if config.policy.file is not None:
+        try:
+            read_policy_file(config.policy.file)
+        except PolicyError as error:
+            yield _wrong("policy.file", str(error), f"klaxon policy check {config.policy.file}")
+    if not config.kafka.transactions:
+        yield Finding(
+            severity="note",
+            code="no_transactions",
+            where="kafka.transactions",
+            what="decisions are not one transaction: one gate process, and no promise after a crash",
+            remedy="for more than a demo: Apache Kafka, and kafka.transactions: true",
+        )
+
+
+def security_findings(config: Config) -> Iterator[Finding]:
+    """What protects the installation and is not there."""
+    if config.kafka.security == "plaintext":
+        local = all(is_loopback(one.rpartition(":")[0]) for one in config.kafka.bootstrap.split(","))
+        yield Finding(
+            severity="note" if local else "warning",
+            code="kafka_plaintext",
+            where=f"Kafka at {config.kafka.bootstrap}",
+            what="no TLS and no user: whoever reaches the broker may write directives",
+            remedy="restrict who reaches it" if not local else "nothing, while only this machine reaches it",
+        )
+
+
+def _times(config: Config) -> Iterator[Finding]:
+    gate, lateness_s = config.gate, config.content.lateness_s
+    if gate.renew_s * 2 > gate.lease_s:
+        yield _wrong(
+            "gate.renew_s",
+            f"a lease of {gate.lease_s} s is renewed every {gate.renew_s} s: one late renewal ends it",
+            f"set gate.renew_s to at most {gate.lease_s // 2 or 1}, or lengthen gate.lease_s",
+        )
+    if gate.dead_man_s < gate.lease_s:
+        yield _wrong(
+            "gate.dead_man_s",
+            f"routers go back after {gate.dead_man_s} s, before a lease of {gate.lease_s} s ends",
+            f"set gate.dead_man_s to {gate.lease_s} or more",
+        )
+    if gate.blind_after_s <= lateness_s + 2:
+        yield _wrong(
+            "gate.blind_after_s",
+            f"{gate.blind_after_s} s: a second is complete {lateness_s + 1} s after its end at the soonest,"
+            " so the gate is blind nearly always",
+            f"set gate.blind_after_s to {lateness_s + 30}",
+        )
+
+
+def _wrong(where: str, what: str, remedy: str) -> Finding:
+    return Finding(severity="error", code="configuration", where=where, what=what, remedy=remedy)
