@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pipeline.core import evidence as ev
+from pipeline.core.divergence import Matched
 from pipeline.core.evidence import Dimension
 from pipeline.core.formed import Pair
 from pipeline.core.groups import Halves
@@ -19,21 +21,41 @@ from schemas.events import ARMS
 _VERSIONS = ("model_version", "prompt_version", "data_version", "system_version")
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the halves of n pairs stand: `record`, `at` (2, n), the baselines' in row 0."""
+
+    records: list[Halves]
+    record: I8
+    at: I8
+
+    @staticmethod
+    def of(pairs: Sequence[Pair]) -> Places:
+        """Of these pairs, in order."""
+        arrivals = [pair.baseline for pair in pairs]
+        arrivals += [pair.other for pair in pairs]
+        number: dict[Halves, int] = {}
+        record = [number.setdefault(record, len(number)) for record, _ in arrivals]
+        return Places(
+            list(number),
+            np.array(record, dtype=np.int64).reshape(2, -1),
+            np.array([at for _, at in arrivals], dtype=np.int64).reshape(2, -1),
+        )
+
+    @property
+    def matched(self) -> Matched:
+        """For scoring."""
+        return Matched([record.columns for record in self.records], self.record, self.at)
+
+
 class PairLabels:
     """n pairs; arrays and Texts have length n. The compared half speaks for both, unless said otherwise."""
 
-    def __init__(self, pairs: Sequence[Pair]) -> None:
-        """Of these pairs, in order; at least one."""
-        begins: dict[Halves, int] = {}
-        rows, places = 0, []
-        for record, at in [*(pair.baseline for pair in pairs), *(pair.other for pair in pairs)]:
-            begin = begins.get(record)
-            if begin is None:
-                begin = begins[record] = rows
-                rows += record.columns.n
-            places.append(begin + at)
-        self._records = list(begins)
-        baseline, other = np.array(places, dtype=np.int64).reshape(2, len(pairs))
+    def __init__(self, places: Places) -> None:
+        """Of the pairs that stand there; at least one."""
+        self._records = places.records
+        sizes = np.array([record.columns.n for record in places.records], dtype=np.int64)
+        baseline, other = (np.cumsum(sizes) - sizes).take(places.record) + places.at
         versions = {name: self._texts(name) for name in _VERSIONS}
         nodes, generations = self._texts("node"), self._column("generation").astype(np.int64)
         self.arm: I8 = self._column("arm")[other].astype(np.int64)
@@ -42,7 +64,7 @@ class PairLabels:
             generations[other] == ABSENT, generations[baseline], generations[other]
         )
         """The baseline's where the other half says none; ABSENT if neither does."""
-        self.differs: I8 = np.zeros(len(pairs), dtype=np.int64)
+        self.differs: I8 = np.zeros(len(other), dtype=np.int64)
         """Bit mask of the version dimensions in which the halves differ."""
         for bit, name in enumerate(_VERSIONS):
             codes = versions[name].codes

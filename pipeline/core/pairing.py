@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pipeline.core.buckets import Buckets
-from pipeline.core.divergence import score_pairs
+from pipeline.core.divergence import score_matched
 from pipeline.core.evidence import SECOND_US, Evidence, or_none
 from pipeline.core.flushing import Records
 from pipeline.core.formed import Count, Excess, Formed, Pair
@@ -53,7 +53,7 @@ class PairSource:
         topic: Topic,
         partition: int,
         settings: ContentSettings,
-        score: Scorer = score_pairs,
+        score: Scorer = score_matched,
         waiting_bytes: int = WAITING_BYTES,
     ) -> None:
         """A source that has read nothing yet; it begins with whatever record comes first."""

@@ -12,16 +12,15 @@ import numpy as np
 from pipeline.core import evidence as ev
 from pipeline.core.bins import EXCESS_SHIFT, SCORE_MAX
 from pipeline.core.cells import ALL
-from pipeline.core.divergence import ESTIMATOR, Half, PairScores
+from pipeline.core.divergence import ESTIMATOR, Matched, PairScores
 from pipeline.core.evidence import SECOND_US, Dimension, Evidence
 from pipeline.core.formed import Count, Excess, Formed, Pair
-from pipeline.core.groups import Arrival
-from pipeline.core.pair_labels import PairLabels
+from pipeline.core.pair_labels import PairLabels, Places
 from pipeline.core.pair_rows import RENORMALISED, SCORES, Column, PairRows
 from schemas.buckets import SCORE_ONE, Population
 from schemas.columns import F8, I8, Bool
 
-Scorer: TypeAlias = Callable[[Sequence[tuple[Half, Half]]], PairScores]
+Scorer: TypeAlias = Callable[[Matched], PairScores]
 
 _MEASURED: Final = tuple(name for name in SCORES if name != "kl_lower_max")
 
@@ -52,7 +51,8 @@ def settle(waiting: Sequence[Waiting], score: Scorer) -> list[Evidence]:
     items = [each.items for each in waiting]
     pairs_of = [[item for item in held if isinstance(item, Pair)] for held in items]
     pairs = list(chain.from_iterable(pairs_of))
-    scores = score([(_half(pair.baseline), _half(pair.other)) for pair in pairs])
+    places = Places.of(pairs)
+    scores = score(places.matched)
     units = {name: to_units(getattr(scores, name)) for name in SCORES}
     _tell_scores(pairs, scores, units["kl_lower"])
     excesses: list[Excess] = []
@@ -64,7 +64,9 @@ def settle(waiting: Sequence[Waiting], score: Scorer) -> list[Evidence]:
         excesses = [item for item in chain.from_iterable(items) if isinstance(item, Excess)]
     labels = None
     if pairs or excesses:
-        labels = PairLabels([*pairs, *(item.canary for item in excesses)])
+        if excesses:
+            places = Places.of([*pairs, *(item.canary for item in excesses)])
+        labels = PairLabels(places)
     rows = _Rows(list(chain.from_iterable(items)), labels)
     if labels is not None:
         scored = _Scored(pairs, scores, units, labels)
@@ -83,11 +85,6 @@ def _bounds(parts: Sequence[Sequence[Formed]]) -> Iterator[tuple[int, int]]:
     """Where each of these begins and ends when they stand one after the other."""
     ends = accumulate(map(len, parts), initial=0)
     return pairwise(ends)
-
-
-def _half(arrival: Arrival) -> Half:
-    record, at = arrival
-    return Half(record.columns, at)
 
 
 def _tell_scores(pairs: Sequence[Pair], scores: PairScores, kl_lower: I8) -> None:

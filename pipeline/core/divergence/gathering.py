@@ -26,6 +26,33 @@ class Half:
 
 
 @dataclass(frozen=True, slots=True)
+class Matched:
+    """n pairs of answers: `record`, `event` (2, n) say which event of which of the records each half is."""
+
+    records: Sequence[LogitColumns]
+    record: I8
+    event: I8
+
+    @staticmethod
+    def of(pairs: Sequence[tuple[Half, Half]]) -> Matched:
+        """These pairs."""
+        halves = [half for arm in zip(*pairs, strict=True) for half in arm]
+        number: dict[int, int] = {}
+        record = [number.setdefault(id(half.columns), len(number)) for half in halves]
+        by_id = {id(half.columns): half.columns for half in halves}
+        return Matched(
+            [by_id[each] for each in number],
+            np.array(record, dtype=np.int64).reshape(2, -1),
+            np.array([half.index for half in halves], dtype=np.int64).reshape(2, -1),
+        )
+
+    @property
+    def n(self) -> int:
+        """Number of pairs."""
+        return int(self.record.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
 class Answers:
     """Both arms of n pairs, every column (2, n): what scoring reads of an answer beside lists and tokens."""
 
@@ -55,29 +82,21 @@ class Tokens:
     first: I8
 
 
-def answers(pairs: Sequence[tuple[Half, Half]]) -> Answers:
+def answers(matched: Matched) -> Answers:
     """Gathered from all records at once: halves mostly come many from one."""
-    halves = [first for first, _ in pairs]
-    halves += [second for _, second in pairs]
-    n = len(pairs)
-    number: dict[int, int] = {}
-    record = np.array([number.setdefault(id(half.columns), len(number)) for half in halves], dtype=np.int64)
-    by_id = {id(half.columns): half.columns for half in halves}
-    records = [by_id[each] for each in number]
-    event = np.array([half.index for half in halves], dtype=np.int64)
+    records, event = matched.records, matched.event
     if len(records) > 1:
         sizes = np.array([columns.n for columns in records], dtype=np.int64)
-        event += (np.cumsum(sizes) - sizes).take(record)
+        event = event + (np.cumsum(sizes) - sizes).take(matched.record)
 
     def column(name: str, part: slice = slice(None)) -> NDArray[Any]:
         parts = [getattr(columns, name)[part] for columns in records]
-        held = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return held.take(event).reshape(2, n)
+        return (parts[0] if len(parts) == 1 else np.concatenate(parts)).take(event)
 
     start = column("offsets", slice(-1))
     return Answers(
         records=records,
-        record=record.reshape(2, n),
+        record=matched.record,
         start=start,
         length=column("offsets", slice(1, None)) - start,
         first_entry=column("entry_offsets", slice(-1)),

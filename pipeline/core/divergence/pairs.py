@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.core.divergence.gathering import Answers, Half, Tokens, answers, sent, tokens
+from pipeline.core.divergence.gathering import Answers, Half, Matched, Tokens, answers, sent, tokens
 from pipeline.core.divergence.measures import BLOCK_ENTRIES, MEASURES, measure_lists
 from pipeline.core.divergence.reading import read_lists
 from schemas.columns import F8, I8, KINDS, SOURCES, Bool
@@ -54,28 +54,34 @@ class PairScores:
 
 
 def score_pairs(pairs: Sequence[tuple[Half, Half]]) -> PairScores:
-    """Score (baseline, other) pairs. The same pair gets the same bits whatever batch it is scored in.
+    """Score (baseline, other) pairs, see `score_matched`."""
+    return score_matched(Matched.of(pairs))
+
+
+def score_matched(matched: Matched) -> PairScores:
+    """Score pairs. The same pair gets the same bits whatever batch it is scored in.
 
     Halves that state another definition, kind or token identity are not compared (`definition_mismatch`);
     a pair none of whose compared positions can be read on both sides is `no_position`. η is the coarser
     side's.
     """
-    found = _unscored(len(pairs))
-    if not pairs:
+    n = matched.n
+    found = _unscored(n)
+    if n == 0:
         return PairScores(n=0, outcome=(), **found)
-    of = answers(pairs)
+    of = answers(matched)
     comparable = (of.terms[:, 0] == of.terms[:, 1]).all(axis=0)
     rows = comparable.nonzero()[0]
     found["renormalised"][rows] = of.terms[1, 0, rows] == _LOGITS
     if len(rows):
         length = np.minimum(of.length[0], of.length[1]).take(rows)
         emitted = tokens(of, rows, length)
-        stretch = np.zeros(len(pairs), dtype=np.int64)
+        stretch = np.zeros(n, dtype=np.int64)
         stretch[rows] = _compare_tokens(found, rows, length, of, emitted)
         for block in _blocks(stretch, np.maximum(of.k[0], of.k[1])):
             _score_block(found, block, stretch[block], of, emitted)
     outcomes = np.where(comparable, np.where(found["positions"] > 0, 0, 1), 2)
-    return PairScores(n=len(pairs), outcome=tuple(map(_OUTCOMES.__getitem__, outcomes.tolist())), **found)
+    return PairScores(n=n, outcome=tuple(map(_OUTCOMES.__getitem__, outcomes.tolist())), **found)
 
 
 def _unscored(n: int) -> dict[str, NDArray[Any]]:
