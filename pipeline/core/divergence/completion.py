@@ -23,13 +23,13 @@ _HUGE: Final = float(np.finfo(np.float64).max)
 class Completion:
     """The minimiser in the C columns `at` in which P's list or Q's holds a token that the other lacks.
 
-    `rests` (2, C): P's and Q's rest of the vocabulary.
+    `rests` (C,): P's and Q's rest of the vocabulary.
     `q_m`, `ratio_m`: of the entries only P lists, Q's probability and log(q/p); `in_m`: their places in `at`.
     `p_n`, `ratio_n`, `in_n`: the same of the entries only Q lists, with P's probability.
     """
 
     at: NDArray[np.intp]
-    rests: F8
+    rests: tuple[F8, F8]
     q_m: F8
     ratio_m: F8
     in_m: NDArray[np.intp]
@@ -55,7 +55,8 @@ def complete(only_p: Own, only_q: Own, rests: F8, caps: F8) -> Completion:
     ratios = _largest_ratio(rest.reshape(-1), cap.reshape(-1), plus[::-1].reshape(-1), counts, places, values)
     # Where the rest keeps P's mass, all of N sits at its cap; else all of M does and the rest keeps Q's.
     keeps_p = (plus[1] > 0.0) & (after[0] * cap[1] <= after[1] * cap[0])
-    s, t = ratios[:size], ratios[size:]
+    rests_p = np.where(keeps_p, plus[1], ratios[size:] * plus[0])
+    rests_q = np.where(keeps_p, ratios[:size] * plus[1], plus[0])
     filled = np.minimum(ratios.take(places) * values, cap.reshape(-1).take(places))
     np.maximum(filled, TINY, out=filled)
     own = np.concatenate([only_p.logprobs, only_q.logprobs])
@@ -65,7 +66,7 @@ def complete(only_p: Own, only_q: Own, rests: F8, caps: F8) -> Completion:
     m = len(in_m)
     return Completion(
         at=at,
-        rests=np.where(keeps_p, [plus[1], s * plus[1]], [t * plus[0], plus[0]]),
+        rests=(rests_p, rests_q),
         q_m=filled[:m],
         ratio_m=log_filled[:m],
         in_m=in_m,

@@ -37,14 +37,13 @@ class Matched:
     def of(pairs: Sequence[tuple[Half, Half]]) -> Matched:
         """These pairs."""
         halves = [half for arm in zip(*pairs, strict=True) for half in arm]
-        number: dict[int, int] = {}
-        record = [number.setdefault(id(half.columns), len(number)) for half in halves]
-        by_id = {id(half.columns): half.columns for half in halves}
-        return Matched(
-            [by_id[each] for each in number],
-            np.array(record, dtype=np.int64).reshape(2, -1),
-            np.array([half.index for half in halves], dtype=np.int64).reshape(2, -1),
-        )
+        columns = [half.columns for half in halves]
+        own = list(map(id, columns))
+        by_id = dict(zip(own, columns, strict=True))
+        number = {each: at for at, each in enumerate(by_id)}
+        record = np.array([number[each] for each in own], dtype=np.int64)
+        event = np.array([half.index for half in halves], dtype=np.int64)
+        return Matched(list(by_id.values()), record.reshape(2, -1), event.reshape(2, -1))
 
     @property
     def n(self) -> int:

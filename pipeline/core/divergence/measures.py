@@ -35,10 +35,10 @@ _LOG_FLOOR: Final = float(np.log(FLOOR))
 _LOG_2: Final = float(np.log(2.0))
 _LOWEST: Final = _LOG_FLOOR + 0.01
 """No log-probability above is below the floor, renormalised by what a list that can be read may sum to."""
-_ROUNDING: Final = np.array([[0.0], [1e-15], [1e-15]])
+_ROUNDING: Final = 1e-15
 """What may stay when η is subtracted again: taken off too, so that equal lists give exactly 0."""
 _SCALE: Final = np.array([[-1.0], [0.5], [0.5]])
-_OF_ETA: Final = np.array([[0.0], [_LOG_2 / 2], [0.5]])
+_OF_ETA: Final = np.array([[_LOG_2 / 2], [0.5]])
 _MOST: Final = np.array([[np.inf], [_LOG_2], [1.0], [np.inf], [1.0], [1.0]])
 """Of each of the MEASURES."""
 
@@ -90,8 +90,9 @@ def measure_lists(lists: Lists, eta: F8) -> F8:
         np.divide(common, np.sqrt(np.maximum(squares[0] * squares[1], TINY)), out=cosine)
         sums, on_p = _completed(lists, joined, eta)
         np.multiply(sums, _SCALE, out=certified)
-        certified -= eta * _OF_ETA
-        certified -= _ROUNDING
+        # Mass that η adds can raise these two; kl_lower it only lowers.
+        certified[1:] -= eta * _OF_ETA
+        certified[1:] -= _ROUNDING
         np.subtract(_lifted(lists, joined), on_p, out=floor)
         floor /= lists.total[0]
         floor += np.log(lists.total[1] / lists.total[0])
@@ -115,7 +116,7 @@ def _completed(lists: Lists, joined: Joined, eta: F8) -> tuple[F8, F8]:
         done = complete(only_p, only_q, rests, lists.cap)
         q.reshape(-1)[only_p.entries] = done.q_m
         log_ratio.reshape(-1)[only_p.entries] = done.ratio_m
-        rests[:, done.at] = done.rests
+        rests[0, done.at], rests[1, done.at] = done.rests
     np.maximum(rests, TINY, out=lists.p[:, -1])
     np.divide(q[-1], p[-1], out=log_ratio[-1])
     np.log(log_ratio[-1], out=log_ratio[-1])
