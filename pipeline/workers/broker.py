@@ -27,6 +27,7 @@ REQUEST_TIMEOUT_MS: Final = 40_000
 NOTICE_S: Final = 2.0
 """How long a command waits for the broker in silence."""
 COORDINATOR_TRIES: Final = 8
+STOP_AGAIN_S: Final = 1.0
 
 
 class BrokerError(PipelineError):
@@ -211,7 +212,9 @@ async def committed_offset(kafka: KafkaConfig, group: str, place: Partition) -> 
 class RangeReader:
     """Reads ranges of offsets, outside any consumer group. `start` before use, `stop` after."""
 
-    def __init__(self, kafka: KafkaConfig) -> None:
+    def __init__(self, kafka: KafkaConfig, moved: Callable[[], None] = lambda: None) -> None:
+        """`moved` is called whenever a read goes on."""
+        self._moved = moved
         self._consumer: AIOKafkaConsumer[bytes, bytes] = AIOKafkaConsumer(
             **client_options(kafka),
             isolation_level=isolation(kafka),
@@ -229,8 +232,20 @@ class RangeReader:
             raise
 
     async def stop(self) -> None:
-        """Disconnect."""
-        await self._consumer.stop()
+        """Disconnect; comes to an end in the midst of a read, too.
+
+        aiokafka's fetcher loses a cancellation that comes while it drops an old assignment, and whoever stops
+        it then waits for ever. Cancelling that wait cancels the fetcher anew.
+        """
+        stopping = asyncio.create_task(self._consumer.stop())
+        try:
+            while not (await asyncio.wait([stopping], timeout=STOP_AGAIN_S))[0]:
+                stopping.cancel()
+        except asyncio.CancelledError:
+            stopping.cancel()
+            raise
+        if not stopping.cancelled():
+            stopping.result()
 
     async def end_offsets(self, places: Iterable[Partition]) -> dict[Partition, int]:
         """First offset after the last readable record, per partition (read_committed: the stable end)."""
@@ -256,6 +271,8 @@ class RangeReader:
         aborted records ends too.
         """
         open_ranges = {TopicPartition(*place): end for place, (first, end) in ranges.items() if first < end}
+        if not open_ranges:
+            return
         self._consumer.assign(list(open_ranges))
         for place in open_ranges:
             self._consumer.seek(place, ranges[Partition(*place)][0])
@@ -264,7 +281,9 @@ class RangeReader:
             for place, records in batches.items():
                 for record in records:
                     if record.offset < open_ranges[place]:
+                        self._moved()
                         yield as_record(record)
             for place in list(open_ranges):
                 if await self._consumer.position(place) >= open_ranges[place]:
+                    self._moved()
                     del open_ranges[place]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +35,7 @@ from pipeline.workers.intake import Intake
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.runner import WorkerSpec
 from pipeline.workers.transport import Link
+from pipeline.workers.waits import StuckError, Waits
 from schemas.buckets import FinalBuckets, FreshCells
 from schemas.columns import Rejected
 from schemas.commands import COMMANDS
@@ -53,6 +55,8 @@ RENEWED_AT_ONCE: Final = 64
 """Renewals of so many roll-outs share a transaction. One each, they would keep a trip waiting."""
 UPKEEP_EVERY_S: Final = 1.0
 TELL_EVERY_S: Final = 60.0
+ATTEMPTS: Final = 2
+"""A seat that cannot be taken is tried again with new connections before the process ends."""
 
 
 class SplitSeatError(PipelineError):
@@ -68,6 +72,8 @@ class _Seat:
     writer: GateWriter
     watch: ControlWatch
     intake: Intake
+    waits: Waits
+    attempt: int
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the seat is caught up, or left."""
@@ -116,16 +122,18 @@ class GateWorker:
         for number in {place.partition for place in places}:
             await self._leave(number)
 
-    def _new_seat(self, number: int) -> _Seat:
+    def _new_seat(self, number: int, attempt: int = 1) -> _Seat:
         seat = _Seat(
             number,
             GateCore(number, self._sources, self._settings),
             GateWriter(self._config.kafka, number),
             ControlWatch(self._config.kafka, number),
             Intake(self._link, self._config.kafka),
+            Waits(f"gating partition {number}"),
+            attempt,
         )
-        seat.task = asyncio.create_task(self._serve(seat))
-        seat.task.add_done_callback(self._served)
+        seat.task = asyncio.create_task(seat.waits.watch(self._serve(seat)))
+        seat.task.add_done_callback(functools.partial(self._served, seat))
         return seat
 
     async def _leave(self, number: int) -> None:
@@ -139,8 +147,17 @@ class GateWorker:
         seat.task.cancel()
         await asyncio.wait([seat.task])
 
-    def _served(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) and not self._failed.done():
+    def _served(self, seat: _Seat, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or not (error := task.exception()) or self._failed.done():
+            return
+        stuck = isinstance(error, StuckError)
+        if stuck and not seat.settled.is_set() and seat.attempt < ATTEMPTS:
+            log.warning("%s; trying again with new connections", error)
+            self._seats[seat.partition] = self._new_seat(seat.partition, seat.attempt + 1)
+            # A record that waits for this one is read by the next, which reads the log to its end.
+            seat.left = True
+            seat.settled.set()
+        elif not (stuck and seat.left):
             self._failed.set_exception(error)
 
     async def read(self, record: Record) -> None:
@@ -171,6 +188,7 @@ class GateWorker:
         """Take the seat, then judge whenever there is something new, until it is left."""
         watching: asyncio.Task[None] | None = None
         try:
+            seat.waits.step("the transaction coordinator, which fences the predecessor")
             await seat.writer.start()
             fault("gate_fenced_before_memory")
             await self._catch_up(seat)
@@ -179,11 +197,15 @@ class GateWorker:
             while True:
                 if watching.done():
                     watching.result()
+                seat.waits.step("a record to be dealt with")
                 async with seat.lock:
+                    seat.waits.step("its transactions to be committed")
                     await self._judge(seat)
+                    seat.waits.step("what the group left out, and its commit")
                     if time.monotonic() - upkeep_s >= UPKEEP_EVERY_S:
                         upkeep_s = time.monotonic()
                         await self._upkeep(seat)
+                seat.waits.rest()
                 await asyncio.sleep(PACE_S)
                 await self._until_news(seat)
         finally:
@@ -210,20 +232,27 @@ class GateWorker:
 
     async def _catch_up(self, seat: _Seat) -> None:
         """Rebuild the core from the log, up to where Faust's records go on."""
-        reader = RangeReader(self._config.kafka)
+        waits = seat.waits
+        reader = RangeReader(self._config.kafka, waits.moved)
+        waits.step("a connection to read with")
         await reader.start()
         try:
+            waits.step("its memory: state, directives and roll-outs")
             memory = await remembered(reader, seat.partition)
             seat.core.restore(memory.states, memory.control, memory.rollouts)
+            waits.step("a connection to watch the control topic with")
             await seat.watch.start(memory.control_end)
+            waits.step("the transaction of what is said again")
             await self._write(seat, seat.core.reassert(_now_us()))
             fault("gate_memory_before_log")
             await self._until_positioned(seat)
+            waits.step("what was written since: buckets, fresh cells and commands")
             ends = await reader.end_offsets(seat.places)
             async for record in since(reader, seat.partition, seat.core.read_from(), ends):
                 await self._apply(seat, record)
                 fault("during_warm_up")
         finally:
+            waits.step("the reader's connection to be closed")
             await reader.stop()
         for place in seat.places:
             seat.intake.expect(place, ends[place])
@@ -232,10 +261,12 @@ class GateWorker:
 
     async def _until_positioned(self, seat: _Seat) -> None:
         """Wait until Faust knows where it reads on: what lies before is then covered by the catch-up."""
-        while any(self._link.position(place) is None for place in seat.places):  # noqa: ASYNC110 (no event)
-            await asyncio.sleep(PACE_S)
+        while unknown := [place for place in seat.places if self._link.position(place) is None]:
+            seat.waits.step(f"the first fetch of {', '.join(map(str, unknown))}")
+            await asyncio.sleep(PACE_S)  # there is no event
 
     async def _apply(self, seat: _Seat, record: Record) -> None:
+        seat.waits.moved()
         if record.topic is Topic.COMMANDS:
             await self._obey(seat, record)
             return
