@@ -15,6 +15,7 @@ from pipeline.core.evidence import SECOND_US, Evidence
 from pipeline.core.flushing import Records
 from pipeline.core.requests import requests_of
 from pipeline.core.source import (
+    BYTES_AT_ONCE,
     EVENT_AHEAD_US,
     BucketRecord,
     ContentSettings,
@@ -37,8 +38,9 @@ from schemas.columns import (
 from schemas.events import ARMS
 from schemas.topics import Topic
 
-EVENTS_AT_ONCE: Final = 4096
-"""Waiting events are counted when there are so many, and at every flush. Seconds close then, too."""
+EVENTS_AT_ONCE: Final = 16_384
+"""Waiting events are counted when there are so many, after BYTES_AT_ONCE of the log, and at every flush.
+Seconds close then, too. The more at once, the fewer times a cell is looked up and added to."""
 SECONDS_AT_ONCE: Final = 8
 """More seconds than that do not wait for it: so many are open, at most, besides those that must be."""
 EVENTS_PER_BUCKET: Final = 1 << 20
@@ -73,6 +75,8 @@ class MeasureSource:
         self._reports = ReportMemory()
         self._waiting: list[_Read[RequestColumns]] = []
         self._events_waiting = 0
+        self._counted_bytes = 0
+        """Bytes read when no event waited."""
         self._finals: list[BucketRecord] = []
         self._last_offset = -1
 
@@ -98,7 +102,9 @@ class MeasureSource:
             self._waiting.append(_Read(columns, *moment))
             self._events_waiting += columns.n
             closable = self._log.closed_through - self._records.stated_through
-            if self._events_waiting >= EVENTS_AT_ONCE or closable > SECONDS_AT_ONCE:
+            waited_bytes = self._log.bytes_read - self._counted_bytes
+            many = self._events_waiting >= EVENTS_AT_ONCE or waited_bytes >= BYTES_AT_ONCE
+            if many or closable > SECONDS_AT_ONCE:
                 self._close()
         else:
             self._close()
@@ -166,6 +172,7 @@ class MeasureSource:
     def _close(self) -> None:
         """Count what waits, and take out the seconds that are closed: what comes later is of open ones."""
         self._settle()
+        self._counted_bytes = self._log.bytes_read
         self._finals += self._records.close(self._buckets, self._log)
 
     def _add_telemetry(self, read: _Read[TelemetryColumns]) -> None:

@@ -15,6 +15,7 @@ from pipeline.core.measuring import reported_drops
 from pipeline.core.pair_rows import PairRows
 from pipeline.core.scoring import Scorer, Waiting, settle
 from pipeline.core.source import (
+    BYTES_AT_ONCE,
     EVENT_AHEAD_US,
     HALF_BYTES,
     RECORD_BYTES,
@@ -31,9 +32,10 @@ from schemas.columns import ABSENT, BASELINE, CANARY, CONTROL, BatchHeader, Deco
 from schemas.events import ARMS
 from schemas.topics import Topic
 
-PAIRS_AT_ONCE: Final = 512
-"""Pairs and counts wait until there are so many, or for a flush; so do closed seconds. What something counts
-as, and in which second, is decided where it stands in the log: waiting changes nothing."""
+PAIRS_AT_ONCE: Final = 2048
+"""Pairs and counts wait until there are so many, for BYTES_AT_ONCE of the log, or for a flush; so do closed
+seconds. What something counts as, and in which second, is decided where it stands in the log: waiting changes
+nothing."""
 JOIN_MEMORY: Final = 3
 """What a group decides depends on at most this many join timeouts of the log."""
 
@@ -68,6 +70,8 @@ class PairSource:
         self._formed: dict[GroupKey, dict[int, Pair]] = {}
         """Pairs of open groups by arm, for the paired difference of canary and control."""
         self._pending: list[Formed] = []
+        self._settled_bytes = 0
+        """Bytes read when there was nothing left to settle."""
         self._rows = PairRows()
         self._finals: list[BucketRecord] = []
         self._last_offset = -1
@@ -89,7 +93,8 @@ class PairSource:
             if decoded.header is not None and decoded.header.dropped:
                 self._count_drops(decoded.header)
             self._join(halves_of(decoded, meta.offset, meta.append_us + EVENT_AHEAD_US, now))
-        if len(self._pending) >= PAIRS_AT_ONCE:
+        waited_bytes = self._log.bytes_read - self._settled_bytes
+        if len(self._pending) >= PAIRS_AT_ONCE or waited_bytes >= BYTES_AT_ONCE:
             settle_together([self])
 
     @property
@@ -108,6 +113,7 @@ class PairSource:
 
     def close(self) -> None:
         """Take out the seconds that are closed; nothing that counts in them waits any more."""
+        self._settled_bytes = self._log.bytes_read
         self._finals += self._records.close(self._buckets, self._log)
 
     def take_flush(self) -> Flush:

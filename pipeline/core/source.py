@@ -27,6 +27,8 @@ counts with what it takes in memory: its value, RECORD_BYTES for its columns, HA
 RECORD_BYTES: Final = 8_192
 HALF_BYTES: Final = 1_536
 """Measured: without them, halves of one position would take 20 times the bytes they came in."""
+BYTES_AT_ONCE: Final = 32 << 20
+"""What waits to be counted holds its records: it waits for at most this many bytes of the log."""
 _INDEX_STEP_US: Final = 250_000
 _CONTENT_RULES: Final = 3
 """Raised whenever the meaning of a bucket's content changes, so that the settings hash does."""

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.core import measuring
 from pipeline.core.measuring import MeasureSource
-from pipeline.core.source import ContentSettings, RecordMeta
+from pipeline.core.source import BYTES_AT_ONCE, ContentSettings, RecordMeta
 from schemas.codec import decode_requests, decode_telemetry, encode_requests
 from schemas.columns import BatchHeader
 from schemas.topics import COLUMNS, JSON, Topic
@@ -167,6 +167,15 @@ def test_events_beyond_what_a_bucket_remembers_are_counted(monkeypatch: pytest.M
     log.append(T + S, *(request(pair_id=name) for name in "aabcd"))
     counters = log.finals()[0][CANARY]["all", ""]["counters"]
     assert counters == {"requests": 2, "duplicate": 1, "uncounted": 2}
+
+
+def test_what_waits_for_a_flush_is_bounded_by_bytes() -> None:
+    for size_bytes, waiting in ((BYTES_AT_ONCE - 1, 1), (BYTES_AT_ONCE, 0)):
+        source = MeasureSource(Topic.REQUESTS, 0, SETTINGS)
+        decoded = decode_requests(msgspec.json.encode([request()]), JSON)
+        source.read(RecordMeta(0, T + S, 0), decoded)  # closes all seconds before it
+        source.read(RecordMeta(1, T + S, size_bytes), decoded)
+        assert source.gauges()["events_waiting"] == waiting
 
 
 def test_telemetry_goes_to_every_gating_partition_by_node() -> None:

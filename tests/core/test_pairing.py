@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.pairing import PairSource, settle_together
-from pipeline.core.source import ContentSettings, RecordMeta
+from pipeline.core.source import BYTES_AT_ONCE, ContentSettings, RecordMeta
 from schemas.codec import decode_logits
 from schemas.topics import JSON, Topic
 from tests.core import scenarios
@@ -273,6 +273,14 @@ def test_nothing_is_held_once_time_has_passed() -> None:
     gauges.pop("index_entries")
     assert set(gauges.values()) == {0}
     assert log.source._formed == {}
+
+
+def test_what_waits_for_a_flush_is_bounded_by_bytes() -> None:
+    for size_bytes, waiting in ((BYTES_AT_ONCE // 2 - 50_000, 1), (BYTES_AT_ONCE // 2, 0)):
+        log = Log()
+        log.append(T, half("baseline"), size_bytes=size_bytes)
+        log.append(T, half("canary"), size_bytes=size_bytes)
+        assert log.source.gauges()["pairs_waiting"] == waiting
 
 
 def flushes(partitions: list[list[dict[str, Any]]], *, together: bool) -> list[Any]:
