@@ -1,0 +1,50 @@
+"""Before a flush, all sources of a kind that are ours settle together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pipeline.config import Config
+from pipeline.core.source import Flush
+from pipeline.workers.records import Partition
+from pipeline.workers.source import Source, SourceKind, SourceWorker
+from pipeline.workers.transport import Link
+from schemas.topics import Topic
+
+FIRST, SECOND = Partition(Topic.LOGITS, 0), Partition(Topic.LOGITS, 1)
+
+
+@dataclass
+class Noting:
+    """Stands for a core object that has nothing to say."""
+
+    partition: int
+    called: list[str]
+
+    def take_flush(self) -> Flush:
+        self.called.append(f"flush {self.partition}")
+        return Flush()
+
+
+async def test_sources_settle_together_before_each_is_flushed() -> None:
+    called: list[str] = []
+
+    def settle(sources: Sequence[Source]) -> None:
+        called.append(f"settle {[cast('Noting', source).partition for source in sources]}")
+
+    kind = SourceKind(
+        lambda *_: cast("Any", None),
+        lambda _, partition: cast("Any", Noting(partition, called)),
+        settle=settle,
+    )
+    worker = SourceWorker(cast("Link", None), Config(), {Topic.LOGITS: kind})
+    await worker.assigned(frozenset({FIRST, SECOND}))
+    await worker._flush()
+    assert called[0] in {"settle [0, 1]", "settle [1, 0]"}
+    assert sorted(called[1:]) == ["flush 0", "flush 1"]
+    called.clear()
+    await worker.revoked(frozenset({FIRST}))
+    await worker._flush()
+    assert called == ["settle [1]", "flush 1"]
