@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedIOBase
 from typing import Final
@@ -21,6 +23,7 @@ from pipeline.cli.playback import Due, Recorded, late, moved, records, schedule,
 from pipeline.cli.printing import counted
 from pipeline.config import Config
 from pipeline.workers.broker import BrokerAwayError, client_options, partition_counts, until_reached
+from pipeline.workers.stopping import leave, stopping_within, unless
 from schemas.columns import Rejected
 from schemas.errors import UnknownTopicError
 from schemas.lines import READERS, event_time_us, key_of, read_line
@@ -34,6 +37,8 @@ CHUNK_BYTES: Final = 1 << 20
 """What is read of a stream at most before what was read is sent."""
 TURN_US: Final = 20_000
 """Paced events due within one such turn are sent together."""
+STOP_GRACE_S: Final = 10.0
+"""Between being asked to stop and the end: what was sent may wait for its acknowledgement so long."""
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -113,19 +118,24 @@ def publish(
     With --shift-to-now alone, one constant is added so that the last event happens now. With --speed, every
     event happens when it is sent. Both read the whole input first.
 
+    SIGTERM and SIGINT end the reading; what was read is sent, acknowledged and reported.
+
     \b
     Example: klaxon publish requests day.jsonl --shift-to-now --speed 10
     """
     tally = Tally(getattr(file, "name", "<stdin>"))
     try:
-        asyncio.run(_run(config, topic, file, tally, shift, speed))
+        stopped = asyncio.run(_run(config, topic, file, tally, shift, speed))
     except (BrokerAwayError, DeliveryError) as error:
         remedy = "; check kafka.bootstrap" if isinstance(error, BrokerAwayError) else ""
         done = counted(tally.accepted, "event")
         sent = f"; {done} acknowledged before" if tally.accepted else ""
         raise CommandError(f"{error}{remedy}{sent}", Exit.UNREACHABLE) from None
     _report(topic, tally, config, as_json)
-    return Exit.USAGE if tally.rejected else Exit.OK
+    code = Exit.USAGE if tally.rejected else Exit.OK
+    if stopped:
+        leave(code)
+    return code
 
 
 def _report(topic: Topic, tally: Tally, config: Config, as_json: bool) -> None:
@@ -219,8 +229,26 @@ class _Sender:
 
 async def _run(
     config: Config, topic: Topic, file: BufferedIOBase, tally: Tally, shift: bool, speed: float | None
+) -> bool:
+    """Send it all; True if it was asked to stop before the end."""
+    with stopping_within(STOP_GRACE_S) as stop:
+        await _send_all(config, topic, file, tally, shift, speed, stop)
+    return stop.is_set()
+
+
+async def _send_all(
+    config: Config,
+    topic: Topic,
+    file: BufferedIOBase,
+    tally: Tally,
+    shift: bool,
+    speed: float | None,
+    stop: asyncio.Event,
 ) -> None:
-    counts = await until_reached(config.kafka, lambda kafka: partition_counts(kafka, [topic]))
+    asked = until_reached(config.kafka, lambda kafka: partition_counts(kafka, [topic]))
+    counts = await unless(stop, asked)
+    if counts is None:
+        return
     if topic not in counts:
         raise CommandError(
             f"no topic {topic.value} at {config.kafka.bootstrap}: run `klaxon topics create`", Exit.USAGE
@@ -236,19 +264,22 @@ async def _run(
     try:
         sender = _Sender(producer, topic, counts[topic], config.content.lateness_s * 1_000_000, tally)
         if shift or speed is not None:
-            await _play(sender, list(_read(topic, file, tally)), shift, speed)
+            lines = await _whole(file, stop)
+            await _play(sender, list(_read(topic, lines, tally)), shift, speed, stop)
         else:
-            await _stream(sender, file)
+            await _stream(sender, file, stop)
         tally.settle()
     finally:
         await producer.stop()
 
 
-async def _stream(sender: _Sender, file: BufferedIOBase) -> None:
-    """Send lines as they come, unmoved: of a live pipe, whatever there is."""
-    rest = b""
+async def _stream(sender: _Sender, file: BufferedIOBase, stop: asyncio.Event) -> None:
+    """Send lines as they come, unmoved: of a live pipe, whatever there is; a line begun at a stop is not."""
+    rest, read = b"", _reading(file)
     while True:
-        data = await asyncio.to_thread(file.read1, CHUNK_BYTES)
+        data = await _next(read, stop)
+        if data is None:
+            return
         *lines, rest = (rest + data).split(b"\n")
         if not data and rest:
             lines, rest = [rest], b""
@@ -259,7 +290,50 @@ async def _stream(sender: _Sender, file: BufferedIOBase) -> None:
             return
 
 
-async def _play(sender: _Sender, lines: list[Recorded], shift: bool, speed: float | None) -> None:
+def _reading(file: BufferedIOBase) -> asyncio.Queue[bytes | OSError]:
+    """What there is to read, one chunk ahead at most; b"" at the end, or why it cannot be read.
+
+    In a thread that holds up nobody who wants to stop: a pipe may be silent for ever.
+    """
+    loop = asyncio.get_running_loop()
+    read: asyncio.Queue[bytes | OSError] = asyncio.Queue(1)
+
+    def reading() -> None:
+        data: bytes | OSError = b"more"
+        with suppress(RuntimeError):  # the loop is gone: nobody wants it any more
+            while data and not isinstance(data, OSError):
+                try:
+                    data = file.read1(CHUNK_BYTES)
+                except OSError as error:
+                    data = error
+                asyncio.run_coroutine_threadsafe(read.put(data), loop).result()
+
+    threading.Thread(target=reading, name="input", daemon=True).start()
+    return read
+
+
+async def _next(read: asyncio.Queue[bytes | OSError], stop: asyncio.Event) -> bytes | None:
+    """The next chunk; None once asked to stop. Raises the OSError of the input."""
+    data = await unless(stop, read.get())
+    if isinstance(data, OSError):
+        raise data
+    return data
+
+
+async def _whole(file: BufferedIOBase, stop: asyncio.Event) -> list[bytes]:
+    """All lines; none if it is asked to stop meanwhile."""
+    read, chunks = _reading(file), bytearray()
+    while data := await _next(read, stop):
+        chunks += data
+    if stop.is_set():
+        return []
+    *lines, rest = bytes(chunks).split(b"\n")
+    return [*lines, rest] if rest else lines
+
+
+async def _play(
+    sender: _Sender, lines: list[Recorded], shift: bool, speed: float | None, stop: asyncio.Event
+) -> None:
     """Send lines when they are due."""
     start_us = _now_us()
     due = schedule(lines, start_us, shift=shift, speed=speed)
@@ -270,11 +344,11 @@ async def _play(sender: _Sender, lines: list[Recorded], shift: bool, speed: floa
     loop = asyncio.get_running_loop()
     start_s = loop.time()
     at = 0
-    while at < len(due):
+    while at < len(due) and not stop.is_set():
         elapsed_us = (loop.time() - start_s) * 1e6
         wait_us = due[at].after_us - elapsed_us
         if wait_us > 0:
-            await asyncio.sleep(max(wait_us, TURN_US) / 1e6)
+            await unless(stop, asyncio.sleep(max(wait_us, TURN_US) / 1e6))
             continue
         end = at
         while end < len(due) and due[end].after_us <= elapsed_us:

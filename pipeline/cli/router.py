@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 import click
 import msgspec
@@ -16,6 +16,10 @@ from agents.router.directive_file import WatchedFile
 from agents.router.runner import Change, Router, RouterSettings
 from pipeline.cli.options import config_option, json_option
 from pipeline.config import Config
+from pipeline.workers.stopping import stopping_within
+
+STOP_GRACE_S: Final = 10.0
+"""How long a router may take to end: a broker that does not answer keeps its client waiting."""
 
 
 def human_line(change: Change) -> str:
@@ -80,9 +84,7 @@ def router(config: Config, as_json: bool, file: Path | None) -> None:
         sys.stdout.flush()
 
     async def main() -> None:
-        stop = asyncio.Event()
-        for name in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(name, stop.set)
-        await Router(settings, tell, None if file is None else WatchedFile(file)).run(stop)
+        with stopping_within(STOP_GRACE_S) as stop:
+            await Router(settings, tell, None if file is None else WatchedFile(file)).run(stop)
 
     asyncio.run(main())

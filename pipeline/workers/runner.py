@@ -21,6 +21,7 @@ from pipeline.workers.broker import wait_for_topics
 from pipeline.workers.faults import fault
 from pipeline.workers.memory import keep_freed_memory
 from pipeline.workers.records import Partition, Record
+from pipeline.workers.stopping import on_stop
 from pipeline.workers.transport import KlaxonApp, Link
 from pipeline.workers.watchdog import EXIT_CODE, Watchdog, end_process
 from schemas.topics import Topic
@@ -105,7 +106,7 @@ class Runner:
 
     async def run(self) -> int:
         """Until SIGTERM or SIGINT (returns OK) or an error (logged; returns CRASHED). Blocks that long."""
-        self._install_signals()
+        on_stop(self._asked_to_stop)
         self._watchdog.start()
         beating = asyncio.create_task(self._beat())
         working = asyncio.create_task(self._work())
@@ -238,14 +239,7 @@ class Runner:
             gauges = msgspec.json.encode({"process": process, **processor.gauges()}, order="sorted")
             log.info("%s: gauges %s", self._spec.name, gauges.decode())
 
-    def _install_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        if self._told_to_stop.is_set():
-            end_process(f"second {number.name}")
+    def _asked_to_stop(self, number: signal.Signals) -> None:
         log.info("%s: %s, leaving the group", self._spec.name, number.name)
         self.stop()
 

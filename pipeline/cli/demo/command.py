@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import sys
@@ -15,6 +16,7 @@ import click
 import msgspec
 
 from pipeline.cli import options
+from pipeline.cli.demo.children import kill_all
 from pipeline.cli.demo.recording import SHIPPED, read_recording
 from pipeline.cli.demo.report import Fault, Result, show
 from pipeline.cli.demo.run import Plan, Recorded, run
@@ -39,6 +41,10 @@ DEFAULT_SPEED: Final = 8.0
 QUESTION: Final = "SELECT now_us, kind, rule, reason FROM v_decisions ORDER BY now_us"
 POLICIES: Final = Path(__file__).parent
 FILE: Final = click.Path(path_type=Path)
+
+
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INTERRUPTED: Final = 130
 
 
 @click.command(epilog=EXAMPLE)
@@ -144,18 +150,24 @@ def demo(
 
 
 async def _until_told(plan: Plan, folder: Path, story: Story, tell: Callable[[Result], None]) -> Result:
-    """Run; the first signal that asks for an end stops everything that was started, further ones are idle."""
+    """Run; the first signal that asks for an end stops all that was started, in order; a second kills it."""
     task = asyncio.current_task()
     assert task is not None
-    told: list[int] = []
+    loop = asyncio.get_running_loop()
 
-    def end(number: int) -> None:
-        if not told:
-            task.cancel()
-        told.append(number)
+    def end_now(*_: object) -> None:
+        kill_all()
+        os.write(2, b"klaxon: interrupted\n")
+        os._exit(INTERRUPTED)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, end, number)
+    def end() -> None:
+        for number in ENDING:
+            loop.remove_signal_handler(number)
+            signal.signal(number, end_now)  # not left to the loop, which may be what hangs
+        task.cancel()
+
+    for number in ENDING:
+        loop.add_signal_handler(number, end)
     try:
         return await run(plan, folder, story, tell)
     except asyncio.CancelledError:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from pipeline.cli.demo.children import born
 from pipeline.cli.demo.errors import DemoError
 
 KAFKA_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
@@ -82,6 +83,7 @@ def embedded_broker(log: Path | None = None, start_timeout_s: float = 15.0) -> I
             start_new_session=True,
             env={"PATH": os.environ.get("PATH", ""), "RUST_LOG": "warn"},
         )
+    born(process)
     try:
         _await_port(process, port, start_timeout_s)
         yield address

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from pipeline.cli.demo.children import born
 from pipeline.cli.demo.errors import DemoError
 
 TOP_K: Final = 5
@@ -203,6 +204,7 @@ def engine(
             stderr=output,
             start_new_session=True,
         )
+    born(process)
     try:
         _await_health(process, port, variant.name, start_timeout_s)
         yield EngineClient("127.0.0.1", port)

@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from pipeline.cli.demo.children import born
 from pipeline.cli.demo.embedded_broker import KAFKA_SETTINGS, embedded_broker
 from pipeline.cli.demo.errors import DemoError
 from pipeline.config import Config, load_config
@@ -112,6 +113,7 @@ class Stage:
             env=environment(),
             start_new_session=True,
         )
+        born(process)
         try:
             out, err = await asyncio.wait_for(process.communicate(), COMMAND_TIMEOUT_S)
         except TimeoutError:
@@ -142,6 +144,7 @@ class Stage:
                 start_new_session=True,
                 limit=1 << 20,
             )
+        born(process)
         self.processes[name] = process
         return process
 
