@@ -1,4 +1,4 @@
-"""Scored pairs as they travel on `klaxon.pairs`: columns, one record per flush (msgpack array)."""
+"""Scored pairs as they travel on `klaxon.pairs`: columns, some flushes' in one record (msgpack array)."""
 
 from __future__ import annotations
 

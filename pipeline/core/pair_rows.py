@@ -66,6 +66,10 @@ class PairRows:
             }
         )
 
+    def __len__(self) -> int:
+        """Number of rows."""
+        return sum(len(each["arm"]) for added in self._added.values() for each in added)
+
     def _coded(self, name: str, texts: Texts) -> I8:
         codes = self._codes
         table = [codes.setdefault(text, len(codes)) for text in texts.values]

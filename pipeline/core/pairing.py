@@ -30,12 +30,15 @@ from pipeline.core.source import (
 from schemas.buckets import Population
 from schemas.columns import ABSENT, BASELINE, CANARY, CONTROL, BatchHeader, Decoded, LogitColumns
 from schemas.events import ARMS
+from schemas.pairs import PairBatch
 from schemas.topics import Topic
 
 PAIRS_AT_ONCE: Final = 2048
 """Pairs and counts wait until there are so many, for BYTES_AT_ONCE of the log, or for a flush; so do closed
 seconds. What something counts as, and in which second, is decided where it stands in the log: waiting changes
 nothing."""
+ROWS_AT_ONCE: Final = 1024
+"""Scored pairs of one source wait for no more."""
 JOIN_MEMORY: Final = 3
 """What a group decides depends on at most this many join timeouts of the log."""
 
@@ -57,8 +60,13 @@ class PairSource:
         settings: ContentSettings,
         score: Scorer = score_matched,
         waiting_bytes: int = WAITING_BYTES,
+        rows_every_us: int = 0,
     ) -> None:
-        """A source that has read nothing yet; it begins with whatever record comes first."""
+        """A source that has read nothing yet; it begins with whatever record comes first.
+
+        Scored pairs leave in a flush once so much log time has passed since they last did, or when there are
+        ROWS_AT_ONCE: nobody waits for them, and a record costs the same for few and for many.
+        """
         self._partition = partition
         self._join_timeout_us = settings.join_timeout_us
         self._log = LogPosition(settings.lateness_us, memory_us=JOIN_MEMORY * settings.join_timeout_us)
@@ -73,6 +81,9 @@ class PairSource:
         self._settled_bytes = 0
         """Bytes read when there was nothing left to settle."""
         self._rows = PairRows()
+        self._rows_every_us = rows_every_us
+        self._rows_left_us = -rows_every_us
+        """Log time at which rows last left."""
         self._finals: list[BucketRecord] = []
         self._last_offset = -1
 
@@ -120,12 +131,17 @@ class PairSource:
         """Everything new since the last flush; scores and closes what waits."""
         settle_together([self])
         finals, self._finals = self._finals, []
-        rows, self._rows = self._rows, PairRows()
+        pairs: list[PairBatch] = []
+        due = self._log.log_us - self._rows_left_us >= self._rows_every_us
+        if due or len(self._rows) >= ROWS_AT_ONCE:
+            pairs = list(self._rows.batches(self._partition, self._last_offset))
+            self._rows, self._rows_left_us = PairRows(), self._log.log_us
         return Flush(
             finals=finals,
             fresh=self._records.fresh(self._buckets.changed(), self._log.whole_from, self._last_offset),
-            pairs=list(rows.batches(self._partition, self._last_offset)),
-            commit=self._log.commit(),
+            pairs=pairs,
+            # A commit says that all that was read is said.
+            commit=None if len(self._rows) else self._log.commit(),
         )
 
     def gauges(self) -> dict[str, int]:
@@ -136,6 +152,7 @@ class PairSource:
             "oldest_wait_us": self._groups.oldest_wait_us(self._log.log_us),
             "waiting_bytes": self._groups.waiting_bytes(self._log.bytes_read),
             "pairs_waiting": len(self._pending),
+            "pair_rows": len(self._rows),
             "open_seconds": self._buckets.open_seconds,
             "cells": self._buckets.cells_held,
             "reports": len(self._reports),

@@ -16,6 +16,8 @@ from schemas.codec import decode_logits
 from schemas.topics import Topic
 
 READS: Final = (Topic.LOGITS,)
+ROWS_EVERY_US: Final = 250_000
+"""Of log time, between two records of scored pairs of a partition."""
 WRITES: Final = (Topic.BUCKETS, Topic.PARTIALS, Topic.PAIRS, Topic.DEAD_LETTER)
 
 
@@ -24,7 +26,7 @@ def pair(config: Config) -> WorkerSpec:
     settings = content_settings(config.content)
 
     def make_source(topic: Topic, partition: int) -> PairSource:
-        return PairSource(topic, partition, settings)
+        return PairSource(topic, partition, settings, rows_every_us=ROWS_EVERY_US)
 
     def observe(source: Source) -> None:
         if is_armed("half_waiting") and source.gauges()["oldest_wait_us"] > settings.join_timeout_us // 2:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.core import pairing
 from pipeline.core.pairing import PairSource, settle_together
 from pipeline.core.source import BYTES_AT_ONCE, ContentSettings, RecordMeta
 from schemas.codec import decode_logits
@@ -281,6 +282,32 @@ def test_what_waits_for_a_flush_is_bounded_by_bytes() -> None:
         log.append(T, half("baseline"), size_bytes=size_bytes)
         log.append(T, half("canary"), size_bytes=size_bytes)
         assert log.source.gauges()["pairs_waiting"] == waiting
+
+
+def test_scored_pairs_leave_now_and_then_and_hold_back_the_commit() -> None:
+    source = PairSource(Topic.LOGITS, 0, SETTINGS, rows_every_us=250_000)
+    left: list[tuple[int, int, int | None]] = []
+    # From a minute on there is something to commit.
+    for offset, after_us in enumerate((0, 60 * S, 60 * S + 100_000, 60 * S + 249_999, 60 * S + 250_000)):
+        ids = {"pair_id": str(offset), "ts_us": T + after_us - S}
+        halves = [half("baseline", **ids), half("canary", **ids)]
+        decoded = decode_logits(msgspec.json.encode(halves), JSON)
+        source.read(RecordMeta(offset, T + after_us, 100), decoded)
+        flush = source.take_flush()
+        waiting = source.gauges()["pair_rows"]
+        left.append((sum(len(batch.arm) for batch in flush.pairs), waiting, flush.commit))
+    assert left == [(1, 0, None), (1, 0, 0), (0, 1, None), (0, 2, None), (3, 0, None)]
+
+
+def test_so_many_scored_pairs_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairing, "ROWS_AT_ONCE", 2)
+    source = PairSource(Topic.LOGITS, 0, SETTINGS, rows_every_us=250_000)
+    left = []
+    for offset in range(4):
+        halves = [half(arm, pair_id=str(offset)) for arm in ("baseline", "canary")]
+        source.read(RecordMeta(offset, T, 100), decode_logits(msgspec.json.encode(halves), JSON))
+        left.append(sum(len(batch.arm) for batch in source.take_flush().pairs))
+    assert left == [1, 0, 2, 0]
 
 
 def flushes(partitions: list[list[dict[str, Any]]], *, together: bool) -> list[Any]:
