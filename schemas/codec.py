@@ -62,7 +62,7 @@ def _decode(
         if decoded.header is None and (version := columnar_codec.unknown_version(value, what)) is not None:
             return replace(decoded, unknown_version=version)
         return decoded
-    reason = f"unknown {kind!r}; known: {JSON}, {COLUMNS}"
+    reason = f"unknown; known: {JSON}, {COLUMNS}"
     return _refused(from_json, Rejected(None, CONTENT_TYPE, reason))
 
 

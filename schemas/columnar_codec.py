@@ -115,7 +115,7 @@ def _check_head(envelope: Envelope, kind: str) -> None:
     if envelope.v != VERSION:
         _refuse("v", f"version {envelope.v} of the columnar encoding; this reads {VERSION}")
     if envelope.kind != kind:
-        _refuse("kind", f"an envelope of {envelope.kind!r} where {kind!r} is expected")
+        _refuse("kind", f"an envelope of another kind, where {kind!r} is expected")
     if not 0 <= envelope.n <= MAX_EVENTS:
         _refuse("n", f"{envelope.n} events in one record; at most {MAX_EVENTS}")
 

@@ -8,9 +8,10 @@ breaks the rules of reading is kept in place with no entry listed, so that posit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,12 @@ NO_LABEL: Final = 0xFFFF
 NOT_LISTED: Final = -1
 MOST_SAID_CHARS: Final = 512
 """Longest field path or reason of a rejection."""
+MISSING: Final = "required field is missing"
+RejectKind: TypeAlias = Literal["missing_field", "value", "unreadable", "misplaced", "unsound"]
+_QUOTING: Final = re.compile(
+    r"(Invalid enum value|Invalid value|Object contains unknown field) .*", re.DOTALL
+)
+"""What msgspec says of a value, followed by the value."""
 
 BASELINE: Final = 0
 CANARY: Final = 1
@@ -195,14 +202,21 @@ class TelemetryColumns:
 class Rejected:
     """One event (or, with `position` None, one whole record) that cannot be read.
 
-    `field` and `reason` quote what was sent; they are cut, so that saying why never takes more than a line.
+    Neither `field` nor `reason` holds a value that was sent: it may be personal, and both go to logs and the
+    dead-letter topic. They are cut, so that saying why never takes more than a line.
     """
 
     position: int | None
     field: str
     reason: str
+    kind: RejectKind | None = None
+    """None: what position and reason tell."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", _QUOTING.sub(r"\1", self.reason))
+        if self.kind is None:
+            kind = "missing_field" if self.reason == MISSING else "value"
+            object.__setattr__(self, "kind", "unreadable" if self.position is None else kind)
         for name in ("field", "reason"):
             text = getattr(self, name)
             if len(text) > MOST_SAID_CHARS:

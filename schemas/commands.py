@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from schemas.columns import I8, Rejected
+from schemas.columns import I8, MISSING, Rejected
 from schemas.control import Command, RolloutSpec
 from schemas.json_codec import EventReader, explain
 
@@ -32,7 +32,7 @@ def command_fault(command: Command) -> Rejected | None:
     if command.command != "start":
         return None
     if "spec" not in command.arguments:
-        return Rejected(0, _SPEC, "required field is missing")
+        return Rejected(0, _SPEC, MISSING)
     try:
         spec = msgspec.convert(command.arguments["spec"], RolloutSpec)
     except msgspec.ValidationError as error:
@@ -42,7 +42,7 @@ def command_fault(command: Command) -> Rejected | None:
         if found is None:
             return None
         fault = found
-    return Rejected(0, f"{_SPEC}.{fault.field}".rstrip("."), fault.reason)
+    return Rejected(0, f"{_SPEC}.{fault.field}".rstrip("."), fault.reason, fault.kind)
 
 
 class CommandReader:
@@ -57,7 +57,7 @@ class CommandReader:
         faults = [command_fault(command) for command in commands]
         for position, fault in zip(positions.tolist(), faults, strict=True):
             if fault is not None:
-                rejected.append(Rejected(position, fault.field, fault.reason))
+                rejected.append(Rejected(position, fault.field, fault.reason, fault.kind))
         keep = [fault is None for fault in faults]
         rejected.sort(key=lambda r: -1 if r.position is None else r.position)
         return [c for c, ok in zip(commands, keep, strict=True) if ok], positions[keep], rejected

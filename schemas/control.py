@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
+from schemas.columns import RejectKind
 from schemas.events import Arm, DurationUs, Generation, Name, Text, TimeUs, Version
 
 DEFAULT_STEPS: Final = (1, 5, 10, 25, 50, 100)
@@ -17,6 +18,10 @@ CommandName = Literal[
     "start", "pause", "resume", "step", "new_generation", "abort", "promote", "retire", "snapshot", "policy"
 ]
 RolloutState = Literal["observing", "paused", "narrowed", "promoted", "tripped"]
+DecisionKind = Literal[
+    "command", "refused", "trip", "step", "pause", "promote", "gap", "eject", "hold", "close", "advise",
+    "reassert",
+]  # fmt: skip
 Verdict = Literal["pass", "trip", "not_enough_data", "error"]
 Percent = Annotated[float, Meta(ge=0, le=100)]
 MAX_EPOCH: Final = 2**53 - 1
@@ -155,10 +160,7 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A decision, on `klaxon.decisions`: the directive it led to, its inputs, every rule's evaluation."""
 
     v: int = 1
-    kind: Literal[
-        "command", "refused", "trip", "step", "pause", "promote", "gap", "eject", "hold", "close", "advise",
-        "reassert",
-    ]  # fmt: skip
+    kind: DecisionKind
     directive: Directive | None
     inputs: Inputs
     evaluations: tuple[Evaluation, ...] = ()
@@ -215,5 +217,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Index of the event inside its record; null: the whole record."""
     field: str
     reason: str
+    """Without the values that were sent."""
+    kind: RejectKind = "value"
     sha256: str
     payload: str | None = None

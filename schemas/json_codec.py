@@ -14,7 +14,16 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from schemas.columns import I8, Decoded, LogitColumns, Rejected, RequestColumns, TelemetryColumns
+from schemas import events as event_types
+from schemas.columns import (
+    I8,
+    MISSING,
+    Decoded,
+    LogitColumns,
+    Rejected,
+    RequestColumns,
+    TelemetryColumns,
+)
 from schemas.events import FeedbackEvent, LogitEvent, NodeEvent, RequestEvent
 from schemas.select import drop_unreadable, in_order
 from schemas.tabulate import logit_columns, logit_shape_error, request_columns, telemetry_columns
@@ -25,6 +34,14 @@ RECORD: Final = "record"
 """Rejected.field where a whole record cannot be read."""
 EVENT: Final = "event"
 """Rejected.field where an event is no object, or no JSON."""
+
+FIELD_NAMES: Final = frozenset(
+    field
+    for kind in vars(event_types).values()
+    if isinstance(kind, type) and issubclass(kind, Struct)
+    for field in kind.__struct_fields__
+)
+"""Names of fields of any event."""
 
 E = TypeVar("E", bound=Struct)
 
@@ -42,7 +59,7 @@ def explain(position: int | None, error: Exception, where: str = EVENT) -> Rejec
     missing = _MISSING.fullmatch(message)
     if missing:
         path = ".".join(part for part in ((missing[2] or "").lstrip("."), missing[1]) if part)
-        return Rejected(position, path, "required field is missing")
+        return Rejected(position, path, MISSING)
     at = _AT.fullmatch(message)
     if at:
         return Rejected(position, at[2].lstrip(".") or where, at[1])
@@ -170,7 +187,9 @@ def _constants(event: object) -> tuple[str, str] | None:
         if isinstance(value, _NonFinite):
             return path, str(value)
         if isinstance(value, dict):
-            members = [(f"{path}.{name}" if path else str(name), member) for name, member in value.items()]
+            # As msgspec says it: a key that is no field of ours is the sender's text.
+            names = [(name if name in FIELD_NAMES else "[...]", member) for name, member in value.items()]
+            members = [(f"{path}.{name}" if path else name, member) for name, member in names]
             waiting.extend(reversed(members))
         elif isinstance(value, list):
             waiting.extend((f"{path}[{i}]", member) for i, member in reversed(list(enumerate(value))))

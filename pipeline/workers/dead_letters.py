@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -50,13 +51,16 @@ def dead_letters(record: Record, rejected: Sequence[Rejected], *, payload: bool)
 
 
 async def send_letters(link: Link, letters: Iterable[DeadLetter]) -> list[Awaitable[Any]]:
-    """Hand the letters to the producer; await what it returns for their acknowledgements."""
-    return [
-        await link.send(
-            Topic.DEAD_LETTER, msgspec.json.encode(letter), key=letter.topic.encode(), content_type=JSON
+    """Hand the letters to the producer, and count them; await what it returns for their acknowledgements."""
+    sent = []
+    for letter in letters:
+        link.dead_letters.setdefault(letter.topic, Counter())[letter.kind] += 1
+        sent.append(
+            await link.send(
+                Topic.DEAD_LETTER, msgspec.json.encode(letter), key=letter.topic.encode(), content_type=JSON
+            )
         )
-        for letter in letters
-    ]
+    return sent
 
 
 def _letter(record: Record, item: Rejected, digest: str, body: str | None) -> DeadLetter:
@@ -67,6 +71,7 @@ def _letter(record: Record, item: Rejected, digest: str, body: str | None) -> De
         position=item.position,
         field=item.field,
         reason=item.reason,
+        kind=item.kind or "value",
         sha256=digest,
         payload=body,
     )

@@ -7,6 +7,7 @@ process. The private names used here are listed in PRIVATE_NAMES and touched by 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -187,6 +188,10 @@ class Link:
 
     def __init__(self, app: KlaxonApp) -> None:
         self._app = app
+        self.commits = 0
+        self.commits_refused = 0
+        self.dead_letters: dict[str, Counter[str]] = {}
+        """Letters sent, by topic and reason."""
 
     @property
     def group(self) -> str:
@@ -221,9 +226,9 @@ class Link:
         """
         ours = self._app.consumer.assignment()
         kept = {TP(*place): offset for place, offset in offsets.items() if TP(*place) in ours}
-        if not kept:
-            return False
-        committed: bool = await self._app.consumer._commit(kept)
+        committed = bool(kept) and bool(await self._app.consumer._commit(kept))
+        self.commits += committed
+        self.commits_refused += not committed
         return committed
 
     def position(self, place: Partition) -> Position | None:
