@@ -23,6 +23,7 @@ NOT_CONFIGURATION: Final = frozenset({"KLAXON_CONFIG", "KLAXON_SHARED", "KLAXON_
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[int, Meta(ge=1, le=86_400)]
+Port = Annotated[int, Meta(ge=0, le=65_535)]
 
 
 class ConfigError(PipelineError):
@@ -107,6 +108,30 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     """How often a worker logs its gauges; 0: never."""
 
 
+class MonitoringConfig(Struct, frozen=True, kw_only=True):
+    """Where a process answers `/metrics`, `/healthz` and `/readyz`; 0: any free port, null: nowhere."""
+
+    host: str = "127.0.0.1"
+    """Anything but loopback shows it to whoever reaches that address: there is no login."""
+    measure_port: Port | None = 9401
+    pair_port: Port | None = 9402
+    gate_port: Port | None = 9403
+    archive_port: Port | None = 9404
+    router_port: Port | None = 9405
+
+    def port_of(self, process: str) -> int | None:
+        """Of one kind of process; None: it does not listen."""
+        port: int | None = getattr(self, f"{process}_port", None)
+        return port
+
+
+class LoggingConfig(Struct, frozen=True, kw_only=True):
+    """What workers and routers say on standard error."""
+
+    format: Literal["human", "json"] = "human"
+    """`json`: one object a line."""
+
+
 class DeadLetterConfig(Struct, frozen=True, kw_only=True):
     """Dead letters hold no payload unless asked for: it may be personal."""
 
@@ -139,6 +164,8 @@ class Config(Struct, frozen=True, kw_only=True):
     archive: ArchiveConfig = ArchiveConfig()
     router: RouterConfig = RouterConfig()
     worker: WorkerConfig = WorkerConfig()
+    monitoring: MonitoringConfig = MonitoringConfig()
+    logging: LoggingConfig = LoggingConfig()
     dead_letter: DeadLetterConfig = DeadLetterConfig()
     signatures: SignaturesConfig = SignaturesConfig()
 

@@ -26,6 +26,7 @@ from agents.publish.producer import DeliveryError, RecordProducer
 from agents.publish.settings import BatchLimit, DropReason, PublisherSettings, PublisherStats
 from schemas.columns import BatchHeader
 from schemas.events import LogitEvent
+from schemas.plain import Plain
 from schemas.topics import MAX_RECORD_BYTES, Topic, partition_of
 
 log = logging.getLogger(__name__)
@@ -242,7 +243,7 @@ class Publisher:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             # A defect of ours. What that lane holds stays queued, so that it shows in the stats.
-            log.error("%s ended", task.get_name(), exc_info=task.exception())
+            log.error("%s ended", Plain(task.get_name()), exc_info=task.exception())
 
     def _lane(self, topic: Topic, partition: int) -> _Lane:
         lane = self._lanes.get((topic, partition))
@@ -382,7 +383,7 @@ class Publisher:
                 await self._producer.send(lane.topic.value, lane.partition, None, value, codec.headers)
             except DeliveryError as error:
                 if error.permanent or now() + delay_us / _MILLION > give_up_at:
-                    log.warning("batch %d of %s given up: %s", lane.sequence - 1, lane.topic.value, error)
+                    log.warning("batch %d of %s given up: %s", lane.sequence - 1, lane.topic, error)
                     return False
                 self._retries += 1
                 await asyncio.sleep(delay_us / _MILLION)

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from schemas.control import Aborted, DirectiveFile
+from schemas.plain import Plain
 from schemas.records import read_json
 
 log = logging.getLogger(__name__)
@@ -68,15 +69,15 @@ class WatchedFile:
             if str(error) != self._problem:
                 self._problem = str(error)
                 stays = "roll-outs stay at their last promoted split" if self.unsure else "what it said stays"
-                log.error("%s; until then %s", error, stays)
+                log.error("%s; until then %s", Plain(error), Plain(stays))
             return
         if self._problem:
-            log.warning("%s: readable again, or gone", self._path)
+            log.warning("%s: readable again, or gone", Plain(self._path))
         self._problem = ""
         now = {} if said is None else said.aborted
         for name in now.keys() - self.aborted.keys():
             log.warning("%s: %s is aborted here by %s; this ends when the file no longer says so",
-                        self._path, name, now[name].by)  # fmt: skip
+                        Plain(self._path), Plain(name), Plain(now[name].by))  # fmt: skip
         for name in self.aborted.keys() - now.keys():
-            log.warning("%s: %s is no longer aborted here", self._path, name)
+            log.warning("%s: %s is no longer aborted here", Plain(self._path), Plain(name))
         self._known = now

@@ -21,6 +21,7 @@ from aiokafka.errors import KafkaError
 from agents.router.core import Effective, Outcome, RouterState, is_split, without_canary
 from agents.router.directive_file import WatchedFile
 from schemas.control import Aborted, Applied, Directive, RolloutState
+from schemas.plain import Plain
 from schemas.records import read_json
 from schemas.topics import Topic, gating_partition
 
@@ -80,6 +81,9 @@ class Router:
         self._complained_s = -COMPLAIN_EVERY_S
         self.malformed = 0
         """Records of the control topic that are no directive, or stand where no gate puts them."""
+        self._refused = {"malformed": 0, "replayed": 0, "expired": 0, "too_many": 0}
+        self._changes = 0
+        self._newest_us: int | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Follow the control topic, and look at the directive file, until `stop` is set."""
@@ -91,6 +95,27 @@ class Router:
             await asyncio.wait([looking])
             if not looking.cancelled():
                 looking.result()
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the control topic was read to the end it had at the start."""
+        return self._caught_up
+
+    def gauges(self) -> dict[str, dict[str, int]]:
+        """Sizes and counts by name, by what they belong to; call it from the event loop."""
+        now_us = time.time_ns() // 1000
+        effective = [told[2] for told in self._told.values()]
+        router = {
+            "rollouts": len(self._states),
+            "expired_leases": sum(not each.lease_valid for each in effective if not each.aborted),
+            "dead_man": sum(each.dead_man for each in effective),
+            "aborted": sum(each.aborted for each in effective),
+            "changes": self._changes,
+        }
+        if self._newest_us is not None:
+            router["directive_age_us"] = max(0, now_us - self._newest_us)
+        refused = {**self._refused, "malformed": self.malformed}
+        return {"router": router, "refused/directive": refused}
 
     async def _look(self, stop: asyncio.Event) -> None:
         """Obey the directive file and the passing of time, whatever the broker does."""
@@ -125,8 +150,8 @@ class Router:
             except KafkaError as error:
                 log.warning(
                     "broker %s: %s; next try in %.1f s",
-                    self._settings.bootstrap,
-                    error or type(error),
+                    Plain(self._settings.bootstrap),
+                    error,
                     delay_s,
                 )
             finally:
@@ -169,18 +194,23 @@ class Router:
         if directive is None:
             self.malformed += 1
             what = "a tombstone" if value is None else "a record that no gate writes"
-            self._complain(f"{Topic.CONTROL}: {what} of {(key or b'')[:60]!r} was ignored")
+            self._complain(f"{Topic.CONTROL}/{partition}: {what} was ignored")
             return
         state = self._states.get(directive.rollout)
         if state is None:
             if len(self._states) >= MAX_ROLLOUTS and not self._strike_longest_expired(now_us):
+                self._refused["too_many"] += 1
                 self._complain(f"more than {MAX_ROLLOUTS} roll-outs; {directive.rollout} was ignored")
                 return
             state = self._states[directive.rollout] = RouterState()
-        if state.apply(directive, now_us) is Outcome.EXPIRED:
+        self._newest_us = max(self._newest_us or 0, directive.ts_us)
+        outcome = state.apply(directive, now_us)
+        self._refused["replayed"] += outcome is Outcome.STALE
+        self._refused["expired"] += outcome is Outcome.EXPIRED
+        if outcome is Outcome.EXPIRED:
             log.warning(
                 "%s generation %d epoch %d: its lease is over, an increase was refused",
-                directive.rollout,
+                Plain(directive.rollout),
                 directive.generation,
                 directive.epoch,
             )
@@ -189,7 +219,7 @@ class Router:
         """An error, at most one in COMPLAIN_EVERY_S: whoever floods the topic must not flood the log."""
         if time.monotonic() - self._complained_s >= COMPLAIN_EVERY_S:
             self._complained_s = time.monotonic()
-            log.error("%s (%d records ignored so far)", text, self.malformed)
+            log.error("%s (%d records ignored so far)", Plain(text), self.malformed)
 
     def _read(self, partition: int, key: bytes | None, value: bytes) -> Directive | None:
         try:
@@ -219,6 +249,7 @@ class Router:
         for rollout in sorted({*aborted, *known, *self._told}):
             change = self._change(rollout, aborted.get(rollout), now_us)
             if change is not None:
+                self._changes += 1
                 self._on_change(change)
 
     def _change(self, rollout: str, order: Aborted | None, now_us: int) -> Change | None:

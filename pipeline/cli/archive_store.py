@@ -17,6 +17,7 @@ from pipeline.store.errors import QueryError, StoreUnavailableError
 from pipeline.store.queries import QueryEndpoint
 from pipeline.workers.broker import back_off_s
 from pipeline.workers.faults import fault
+from schemas.plain import Plain
 
 log = logging.getLogger("klaxon.archive")
 
@@ -86,7 +87,7 @@ class ArchiveOpener:
             password=clickhouse.password,
         )
         endpoint = exits.enter_context(closing(QueryEndpoint(readers, listen)))
-        log.info("read-only queries are answered at %s", endpoint.address)
+        log.info("read-only queries are answered at %s", Plain(endpoint.address))
 
 
 @contextmanager

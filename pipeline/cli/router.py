@@ -5,19 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 import click
 import msgspec
+from aiokafka.errors import KafkaError
 
 from agents.router.directive_file import WatchedFile
 from agents.router.runner import Change, Router, RouterSettings
 from pipeline.cli.options import config_option, json_option
 from pipeline.config import Config
+from pipeline.monitoring.endpoint import Asked, Endpoint
+from pipeline.monitoring.exposition import Snapshot
+from pipeline.monitoring.lines import set_up
+from pipeline.monitoring.process import resident_bytes
 from pipeline.workers.stopping import stopping_within
+from schemas.topics import Topic
 
+BEAT_EVERY_S: Final = 0.5
 STOP_GRACE_S: Final = 10.0
 """How long a router may take to end: a broker that does not answer keeps its client waiting."""
 
@@ -53,6 +63,34 @@ def json_line(change: Change) -> str:
     ).decode()
 
 
+@asynccontextmanager
+async def _monitored(following: Router, config: Config) -> AsyncIterator[None]:
+    """Answer `/metrics`, `/healthz` and `/readyz` of this router meanwhile."""
+    started_us, beat_s = time.time_ns() // 1000, time.monotonic()
+
+    def missing() -> tuple[str, ...]:
+        return () if following.caught_up else (f"{Topic.CONTROL.value} was not read to its end yet",)
+
+    def snapshot() -> Snapshot:
+        process = {"rss_bytes": resident_bytes(), "started_us": started_us, "ready": int(not missing())}
+        return Snapshot({"process": process, **following.gauges()})
+
+    async def beat() -> None:
+        nonlocal beat_s
+        while True:
+            beat_s = time.monotonic()
+            await asyncio.sleep(BEAT_EVERY_S)
+
+    beating = asyncio.create_task(beat())
+    endpoint = Endpoint(config.monitoring, Asked("router", snapshot, missing, lambda: beat_s))
+    endpoint.start()
+    try:
+        yield
+    finally:
+        endpoint.stop()
+        beating.cancel()
+
+
 @click.command()
 @config_option
 @json_option
@@ -70,7 +108,7 @@ def router(config: Config, as_json: bool, file: Path | None) -> None:
     Example:
       klaxon router --config klaxon.yaml --file /var/lib/klaxon/router.json
     """
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="klaxon router: %(message)s")
+    set_up("router", config.logging, typed=(KafkaError,))
     # Its own lines repeat ours, without the remedy.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     settings = RouterSettings(
@@ -85,6 +123,8 @@ def router(config: Config, as_json: bool, file: Path | None) -> None:
 
     async def main() -> None:
         with stopping_within(STOP_GRACE_S) as stop:
-            await Router(settings, tell, None if file is None else WatchedFile(file)).run(stop)
+            following = Router(settings, tell, None if file is None else WatchedFile(file))
+            async with _monitored(following, config):
+                await following.run(stop)
 
     asyncio.run(main())

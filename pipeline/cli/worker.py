@@ -5,19 +5,16 @@ Each command imports its own part only: a gate needs no ClickHouse client, an ar
 
 from __future__ import annotations
 
-import logging
-import sys
-from typing import Final
-
 import click
+from aiokafka.errors import KafkaError
 
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import config_option
 from pipeline.config import Config
 from pipeline.errors import PipelineError
+from pipeline.monitoring.lines import set_up
+from pipeline.workers.records import Partition
 from pipeline.workers.runner import WorkerSpec, run_worker
-
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @click.group(epilog="Example: klaxon worker measure --config klaxon.yaml")
@@ -68,7 +65,7 @@ def archive(config: Config) -> int:
     from pipeline.store.errors import StoreError
     from pipeline.workers.archive import archive as spec
 
-    log_to_standard_error()
+    _log(config, "archive")
     try:
         with archive_opener(config) as opener:
             return run_worker(spec(config, opener), config)
@@ -77,11 +74,9 @@ def archive(config: Config) -> int:
 
 
 def _run(spec: WorkerSpec, config: Config) -> int:
-    log_to_standard_error()
+    _log(config, spec.name)
     return run_worker(spec, config)
 
 
-def log_to_standard_error() -> None:
-    """Ours from INFO up, everybody else's from WARNING up."""
-    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT, stream=sys.stderr)
-    logging.getLogger("klaxon").setLevel(logging.INFO)
+def _log(config: Config, process: str) -> None:
+    set_up(process, config.logging, typed=(Partition, KafkaError))

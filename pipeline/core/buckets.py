@@ -6,6 +6,7 @@ anything was taken out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -108,6 +109,10 @@ class Buckets:
         self._table = CellTable()
         self._open: dict[int, Bucket] = {}
         self._changed: set[int] = set()
+        self.capped = 0
+        """Rows that found no cell of their own."""
+        self.counted: Counter[str] = Counter()
+        """What was ever added, by counter."""
 
     def bucket(self, second: int) -> Bucket:
         """The bucket of an open second; the caller guarantees that it is not closed yet."""
@@ -124,12 +129,15 @@ class Buckets:
         claims = claims_of(evidence, rows.order)
         slots = self._place(evidence, claims)
         totals = {name: counts for name, counts in evidence.totals.items() if counts.any()}
+        for name, counts in (*evidence.counters.items(), *totals.items()):
+            self.counted[name] += int(counts.sum())
         homes = claims.homes(slots, evidence.n, _NO_ROOM) if totals else None
         lost = slots == _NO_ROOM
         if lost.any():
             without_room, times = np.unique(claims.members.only(lost).rows, return_counts=True)
             others = self._overflow_slots(evidence, without_room)
             self._table.add_counts(OVERFLOW, times, others)
+            self.capped += int(times.sum())
             if homes is not None:
                 unhoused = homes[without_room] == _NO_ROOM
                 homes[without_room[unhoused]] = others[unhoused]

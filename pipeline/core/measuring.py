@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -162,12 +162,18 @@ class MeasureSource:
             "events_waiting": self._events_waiting,
             "open_seconds": self._buckets.open_seconds,
             "cells": self._buckets.cells_held,
+            "capped": self._buckets.capped,
             "event_keys": self._buckets.keys_held,
             "reports": len(self._reports),
             "index_entries": self._log.index_entries,
             "finals_waiting": len(self._finals),
             "holes": self._log.holes,
         }
+
+    @property
+    def counted(self) -> Mapping[str, int]:
+        """Events ever counted here, by what they counted as."""
+        return self._buckets.counted
 
     def _close(self) -> None:
         """Count what waits, and take out the seconds that are closed: what comes later is of open ones."""

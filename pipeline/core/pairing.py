@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pipeline.core.buckets import Buckets
@@ -155,11 +155,17 @@ class PairSource:
             "pair_rows": len(self._rows),
             "open_seconds": self._buckets.open_seconds,
             "cells": self._buckets.cells_held,
+            "capped": self._buckets.capped,
             "reports": len(self._reports),
             "index_entries": self._log.index_entries,
             "finals_waiting": len(self._finals),
             "holes": self._log.holes,
         }
+
+    @property
+    def counted(self) -> Mapping[str, int]:
+        """Pairs ever counted here, and halves that became none, by what they counted as."""
+        return self._buckets.counted
 
     def _join(self, record: Halves) -> None:
         log_us = record.moment[0]

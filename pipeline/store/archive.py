@@ -39,6 +39,7 @@ from pipeline.store.errors import QueryError, StoreError, StoreUnavailableError
 from pipeline.store.rows import Rows, held_time_us, logit_rows, request_rows, telemetry_rows
 from schemas.codec import decode_logits, decode_requests, decode_telemetry
 from schemas.columns import Decoded, LogitColumns, Rejected, RequestColumns, TelemetryColumns
+from schemas.plain import Plain
 from schemas.records import UnknownVersionError
 from schemas.topics import TICK, Topic
 
@@ -202,7 +203,7 @@ class Archive:
         if checkpoint.completing is not None:
             log.warning(
                 "%s/%d: block %d-%d is stored in part; completing it first",
-                topic.value,
+                topic,
                 partition,
                 checkpoint.completing.first,
                 checkpoint.completing.last,
@@ -296,11 +297,15 @@ class Archive:
                 repairs += 1
                 columns, token, attempt = missing, f"{block.token}:r{repairs}", True
                 self._counts["repaired_rows"] += len(missing["off"])
-                log.warning("%s: %d rows were missing; inserting them", block.token, len(missing["off"]))
+                log.warning(
+                    "%s: %d rows were missing; inserting them", Plain(block.token), len(missing["off"])
+                )
             except (StoreUnavailableError, QueryError) as error:
                 verify = True
                 self._counts["retries"] += 1
-                log.warning("%s into %s: %s; trying again", block.token, table, _remedied(error))
+                log.warning(
+                    "%s into %s: %s; trying again", Plain(block.token), Plain(table), Plain(_remedied(error))
+                )
             # Jitter: after an outage the partitions do not all come back at once.
             stop.wait(delay_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
             delay_s = min(2 * delay_s, LONGEST_DELAY_S)

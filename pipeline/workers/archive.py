@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from pipeline.config import Config
 from pipeline.errors import PipelineError
+from pipeline.monitoring.timing import Timing
 from pipeline.store.errors import QueryError, StoreUnavailableError
 from pipeline.workers.archive_lag import LagWatch, Stored
 from pipeline.workers.broker import back_off_s
@@ -331,6 +332,20 @@ class ArchiveWorker:
                 for place, seat in sorted(self._seats.items())
             },
         }
+
+    def timings(self) -> dict[str, Timing]:
+        return {}
+
+    @property
+    def recovered(self) -> int:
+        return self._intake.recovered
+
+    def missing(self) -> tuple[str, ...]:
+        return tuple(
+            f"{place}: ClickHouse has not said yet where to go on"
+            for place, seat in sorted(self._seats.items())
+            if seat.part is None
+        )
 
     async def stop(self) -> None:
         for place in list(self._seats):

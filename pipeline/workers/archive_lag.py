@@ -20,6 +20,7 @@ from pipeline.config import KafkaConfig
 from pipeline.store.lag import Lag, Standing, lag_of, risk_line
 from pipeline.workers.broker import BrokerError, RangeReader, admin_client
 from pipeline.workers.records import Partition
+from schemas.plain import Plain
 
 log = logging.getLogger("klaxon.archive")
 
@@ -77,7 +78,7 @@ class LagWatch:
             return
         self._said_s = now_s
         worst = max(risky, key=lambda place: (risky[place].deleted_records, risky[place].behind_us))
-        log.warning("%s", risk_line(str(worst), risky[worst], len(risky) - 1))
+        log.warning("%s", Plain(risk_line(str(worst), risky[worst], len(risky) - 1)))
 
     async def _ask(self, stored: dict[Partition, Stored | None]) -> dict[Partition, Lag]:
         if not stored:

@@ -17,6 +17,7 @@ from aiokafka.structs import ConsumerRecord
 from pipeline.config import KafkaConfig
 from pipeline.errors import PipelineError
 from pipeline.workers.records import Partition, Record
+from schemas.plain import Plain
 from schemas.topics import Topic
 
 log = logging.getLogger("klaxon.broker")
@@ -99,7 +100,7 @@ async def until_reached(kafka: KafkaConfig, operation: Callable[[KafkaConfig], A
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + kafka.connect_timeout_s
-    notice = loop.call_later(NOTICE_S, log.warning, "waiting for Kafka at %s", kafka.bootstrap)
+    notice = loop.call_later(NOTICE_S, log.warning, "waiting for Kafka at %s", Plain(kafka.bootstrap))
     attempt = 0
     try:
         while True:
@@ -166,7 +167,7 @@ async def wait_for_topics(kafka: KafkaConfig, topics: Iterable[Topic]) -> dict[T
                 return counts
             problem = f"no topic {', '.join(missing)} at {kafka.bootstrap}: run `klaxon topics create`"
         delay_s = back_off_s(attempt)
-        log.warning("%s; trying again in %.1f s", problem, delay_s)
+        log.warning("%s; trying again in %.1f s", Plain(problem), delay_s)
         await asyncio.sleep(delay_s)
         attempt += 1
 

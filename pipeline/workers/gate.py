@@ -23,11 +23,13 @@ from pipeline.config import Config
 from pipeline.core.gate.gating import Effect, GateCore, GateSettings
 from pipeline.core.gate.soundness import unsound
 from pipeline.errors import PipelineError
+from pipeline.monitoring.timing import Timing
 from pipeline.policy_file import parse_policy, read_policy_file, shipped_policy_text
 from pipeline.workers.broker import RangeReader
 from pipeline.workers.content import content_settings
 from pipeline.workers.dead_letters import VersionError, dead_letters, send_letters
 from pipeline.workers.faults import fault
+from pipeline.workers.gate_counts import GateCounts, seat_gauges
 from pipeline.workers.gate_log import remembered, since
 from pipeline.workers.gate_watch import PAUSE_S, ControlWatch
 from pipeline.workers.gate_writer import FencedError, GateWriter, control_value
@@ -40,6 +42,7 @@ from schemas.buckets import FinalBuckets, FreshCells
 from schemas.columns import Rejected
 from schemas.commands import COMMANDS
 from schemas.control import Command
+from schemas.plain import Plain
 from schemas.records import UnknownVersionError, read_msgpack
 from schemas.topics import SOURCES, Topic, gating_partition
 
@@ -82,6 +85,8 @@ class _Seat:
     """Set when there is something to judge."""
     news_finals: bool = True
     news_fresh: bool = True
+    news_since_s: float | None = None
+    """Since when the oldest news waits."""
     judged_fresh_s: float = 0.0
     committed: dict[Partition, int] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
@@ -104,6 +109,7 @@ class GateWorker:
         self._sources = sources
         self._seats: dict[int, _Seat] = {}
         self._told_foreign_s = -TELL_EVERY_S
+        self._watched = GateCounts()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def assigned(self, places: frozenset[Partition]) -> None:
@@ -178,7 +184,28 @@ class GateWorker:
         await self._failed
 
     def gauges(self) -> dict[str, dict[str, int]]:
-        return {f"gating/{number}": seat.core.gauges() for number, seat in sorted(self._seats.items())}
+        said = self._watched.gauges()
+        for number, seat in sorted(self._seats.items()):
+            said |= seat_gauges(seat.core, taken=seat.settled.is_set(), fenced=self._watched.fenced[number])
+            for place in seat.places:
+                position, expected = self._link.position(place), seat.intake.expected(place)
+                if position is not None and expected is not None:
+                    said[str(place)] = {"lag_records": max(position.end_offset - expected, 0)}
+        return said
+
+    def timings(self) -> dict[str, Timing]:
+        return {"decision": self._watched.decision, "transaction": self._watched.transaction}
+
+    @property
+    def recovered(self) -> int:
+        return sum(seat.intake.recovered for seat in self._seats.values())
+
+    def missing(self) -> tuple[str, ...]:
+        return tuple(
+            f"gating partition {number}: its memory is being rebuilt from the log"
+            for number, seat in sorted(self._seats.items())
+            if not seat.settled.is_set()
+        )
 
     async def stop(self) -> None:
         for number in list(self._seats):
@@ -282,25 +309,28 @@ class GateWorker:
             await self._refuse(record, [Rejected(None, "", str(error))])
             return
         if buckets.settings_hash != self._settings.settings_hash:
-            self._tell_foreign(f"{buckets.topic}/{buckets.partition}")
+            self._tell_foreign(buckets.topic, buckets.partition)
         if reason := unsound(buckets, _now_us()):
-            await self._refuse(record, [Rejected(None, "seconds", reason)])
+            await self._refuse(record, [Rejected(None, "seconds", reason, "unsound")])
         elif isinstance(buckets, FinalBuckets):
             seat.core.on_final(buckets)
             seat.news_finals = True
         else:
             seat.core.on_fresh(buckets)
             seat.news_fresh = True
+        if seat.news_since_s is None:
+            seat.news_since_s = time.monotonic()
         seat.news.set()
 
-    def _tell_foreign(self, source: str) -> None:
+    def _tell_foreign(self, topic: str, partition: int) -> None:
         now_s = time.monotonic()
         if now_s - self._told_foreign_s >= TELL_EVERY_S:
             self._told_foreign_s = now_s
             log.warning(
-                "%s: closed with other content settings; its seconds are unknown and hold every roll-out "
+                "%s/%d: closed with other content settings; its seconds are unknown and hold every roll-out "
                 "until all workers run the same release with the same `content` section",
-                source,
+                Plain(topic if topic in self._sources else "an unknown topic"),
+                partition,
             )
 
     async def _obey(self, seat: _Seat, record: Record) -> None:
@@ -312,8 +342,9 @@ class GateWorker:
                 ours.append(command)
             else:  # obeyed here as well, the roll-out would have two gates
                 reason = f"partition {owner} decides about this roll-out; key its commands by its name"
-                rejected.append(Rejected(position, "rollout", reason))
+                rejected.append(Rejected(position, "rollout", reason, "misplaced"))
         await self._refuse(record, rejected)
+        seat.news_since_s = seat.news_since_s or time.monotonic()
         for command in ours:
             await self._write(seat, seat.core.on_command(command, record.offset, _now_us()))
         seat.news_finals = True
@@ -333,6 +364,8 @@ class GateWorker:
             seat.news_fresh = False
             seat.judged_fresh_s = now_s
             await self._write(seat, seat.core.judge_fresh(_now_us()))
+        if not (seat.news_finals or seat.news_fresh):
+            seat.news_since_s = None
         renewals = seat.core.renew(_now_us())
         for first in range(0, len(renewals), RENEWED_AT_ONCE):
             await self._write_together(seat, renewals[first : first + RENEWED_AT_ONCE])
@@ -345,7 +378,8 @@ class GateWorker:
                     effects = seat.core.on_foreign(name, directives, _now_us())
                     await self._write(seat, effects)
                 answer = "its own directive now stands above them" if effects else "no roll-out of this gate"
-                seat.watch.tell(name, len(directives), answer)
+                known = name if name in seat.core.names() else None
+                seat.watch.tell(known, len(directives), answer)
             await asyncio.sleep(PAUSE_S)
 
     async def _write(self, seat: _Seat, effects: Iterable[Effect]) -> None:
@@ -357,15 +391,21 @@ class GateWorker:
         for effect in effects:
             if effect.directive is not None:
                 seat.watch.expect(control_value(effect.directive))
+        began_s = time.monotonic()
         try:
             await seat.writer.write(effects)
-        except (KafkaError, FencedError):
+        except (KafkaError, FencedError) as error:
             if seat.left:
                 return  # we closed the writer ourselves: that is no fencing
+            self._watched.fenced[seat.partition] += isinstance(error, FencedError)
             raise
+        self._watched.wrote(effects, began_s, seat.news_since_s, time.monotonic())
         for effect in effects:
             if (decision := effect.decision) is not None:
-                log.info("%s: %s %s", effect.name, decision.kind, decision.reason)
+                reason = decision.reason
+                if decision.kind == "refused":  # it may quote what was sent
+                    reason = "command; why stands with its command id on klaxon.decisions"
+                log.info("%s: %s %s", Plain(effect.name), Plain(decision.kind), Plain(reason))
 
     async def _upkeep(self, seat: _Seat) -> None:
         """Read what Faust left out; commit, so that lag is visible (the core's memory decides, not this)."""

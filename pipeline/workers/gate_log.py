@@ -17,6 +17,7 @@ from pipeline.workers.dead_letters import VersionError
 from pipeline.workers.gate_watch import directive_of, name_of
 from pipeline.workers.records import Partition, Record
 from schemas.control import Directive, Rollout
+from schemas.plain import Plain
 from schemas.records import UnknownVersionError, read_json
 from schemas.topics import Topic
 
@@ -81,7 +82,8 @@ def _sort_in(found: Remembered, record: Record) -> None:
         # nothing that the state beside it does not, and its topic is the one that others reach for.)
         raise VersionError(record, error.version) from None
     except (StateError, msgspec.MsgspecError) as error:
-        log.error("%s: offset %d cannot be read and is passed over: %s", record.place, record.offset, error)
+        kind = Plain(type(error).__name__)
+        log.error("%s: offset %d cannot be read and is passed over: %s", record.place, record.offset, kind)
 
 
 async def since(

@@ -16,6 +16,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from pipeline.config import KafkaConfig
 from pipeline.workers.broker import client_options, isolation
 from schemas.control import Directive
+from schemas.plain import Plain
 from schemas.records import read_json
 from schemas.topics import Topic
 
@@ -73,9 +74,10 @@ class ControlWatch:
                 found.setdefault(name, []).append(directive_of(name, record.value))
         return found
 
-    def tell(self, name: str, records: int, answer: str) -> None:
-        """A warning about foreign records of a roll-out, at most one in TELL_EVERY_S."""
-        self._untold[name if len(self._untold) < 100 else "others"] += records
+    def tell(self, name: str | None, records: int, answer: str) -> None:
+        """A warning about foreign records of a roll-out, at most one in TELL_EVERY_S. None: of no roll-out
+        of ours; the key is a stranger's text then."""
+        self._untold["others" if name is None or len(self._untold) >= 100 else name] += records
         if time.monotonic() - self._told_s < TELL_EVERY_S:
             return
         self._told_s = time.monotonic()
@@ -84,10 +86,10 @@ class ControlWatch:
         log.warning(
             "%s/%d: foreign records, which no gate wrote: %s; %s; find out who may write this topic "
             "(only the gate needs to)",
-            self._place.topic,
+            Topic.CONTROL,
             self._place.partition,
-            said,
-            answer,
+            Plain(said),
+            Plain(answer),
         )
 
 

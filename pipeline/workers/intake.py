@@ -16,6 +16,7 @@ from pipeline.errors import PipelineError
 from pipeline.workers.broker import RangeReader
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.transport import Link
+from schemas.plain import Plain
 from schemas.topics import Topic
 
 log = logging.getLogger("klaxon.intake")
@@ -118,7 +119,7 @@ class Intake:
             )
             if not self._skips_deleted:
                 raise RetentionError(f"{deleted}; the next process starts anew after them")
-            log.error("%s", deleted)
+            log.error("%s", Plain(deleted))
         found = 0
         async for record in reader.read({place: (first, end)}):
             found += 1

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import resource
 import signal
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -17,6 +16,10 @@ from aiokafka.errors import KafkaError
 
 from pipeline.config import Config
 from pipeline.errors import PipelineError
+from pipeline.monitoring.endpoint import Asked, Endpoint
+from pipeline.monitoring.exposition import Snapshot
+from pipeline.monitoring.process import resident_bytes
+from pipeline.monitoring.timing import Timing
 from pipeline.workers.broker import wait_for_topics
 from pipeline.workers.faults import fault
 from pipeline.workers.memory import keep_freed_memory
@@ -24,6 +27,7 @@ from pipeline.workers.records import Partition, Record
 from pipeline.workers.stopping import on_stop
 from pipeline.workers.transport import KlaxonApp, Link
 from pipeline.workers.watchdog import EXIT_CODE, Watchdog, end_process
+from schemas.plain import Plain, PlainJson
 from schemas.topics import Topic
 
 log = logging.getLogger("klaxon.worker")
@@ -62,6 +66,16 @@ class Processor(Protocol):
     def gauges(self) -> Mapping[str, Mapping[str, int]]:
         """Sizes, ages and counts by name, per thing they belong to (`klaxon.logits/3`, `gating/1`)."""
 
+    def timings(self) -> Mapping[str, Timing]:
+        """How long things took, by name."""
+
+    @property
+    def recovered(self) -> int:
+        """Records that Faust left out and that were read again."""
+
+    def missing(self) -> tuple[str, ...]:
+        """What keeps it from being ready though it has joined, a line each: catching up, seats not taken."""
+
     async def stop(self) -> None:
         """The last call before the group is left, after `run` was cancelled."""
 
@@ -93,6 +107,7 @@ class Runner:
 
     def __init__(self, spec: WorkerSpec, config: Config) -> None:
         self._spec = spec
+        self._name = Plain(spec.name)
         self._kafka = config.kafka
         self._gauges_every_s = config.worker.gauges_every_s
         self._watchdog = Watchdog(STALL_S)
@@ -103,11 +118,19 @@ class Runner:
         self._reading: Record | None = None
         """The record being read; one that failed stays."""
         self._said_why = asyncio.Event()
+        self._started_us = time.time_ns() // 1000
+        self._beat_s = time.monotonic()
+        self._joined = False
+        self._link: Link | None = None
+        self._processor: Processor | None = None
+        asked = Asked(spec.name, self._snapshot, self._missing, lambda: self._beat_s)
+        self._endpoint = Endpoint(config.monitoring, asked)
 
     async def run(self) -> int:
         """Until SIGTERM or SIGINT (returns OK) or an error (logged; returns CRASHED). Blocks that long."""
         on_stop(self._asked_to_stop)
         self._watchdog.start()
+        self._endpoint.start()
         beating = asyncio.create_task(self._beat())
         working = asyncio.create_task(self._work())
         told_to_stop = asyncio.create_task(self._told_to_stop.wait())
@@ -120,6 +143,7 @@ class Runner:
             grace_s, code = self._kafka.rebalance_timeout_ms / 1000 + STOP_GRACE_S, EXIT_CODE
         await asyncio.wait([working], timeout=grace_s)
         self._watchdog.stop()
+        self._endpoint.stop()
         if not working.done():
             end_process(f"not stopped within {grace_s:g} s", code)
         beating.cancel()
@@ -134,13 +158,14 @@ class Runner:
 
     def _say_why(self, error: BaseException | None) -> None:
         if isinstance(error, PipelineError):
-            log.error("%s: %s", self._spec.name, error)
+            log.error("%s: %s", self._name, error)
         elif isinstance(error, KafkaError):
-            log.error("%s: Kafka at %s: %r; start it again", self._spec.name, self._kafka.bootstrap, error)
+            at = Plain(self._kafka.bootstrap)
+            log.error("%s: Kafka at %s: %r; start it again", self._name, at, error)
         else:
             record = self._reading
             where = f" at {record.place} offset {record.offset}" if record is not None else ""
-            log.error("%s: ended by an error%s", self._spec.name, where, exc_info=error)
+            log.error("%s: ended by an error%s", self._name, Plain(where), exc_info=error)
         self._said_why.set()
 
     async def _work(self) -> None:
@@ -153,6 +178,7 @@ class Runner:
         )
         link = Link(app)
         processor = self._spec.make(link, counts)
+        self._link, self._processor = link, processor
         self._connect(app, processor)
         try:
             await _first_end_of(self._serve(app, processor, link), self._until_failed(), app.until_ended())
@@ -179,16 +205,16 @@ class Runner:
             fault("after_read")
 
         async def assigned(places: frozenset[Partition]) -> None:
-            self._places = places
+            self._places, self._joined = places, True
             await self._guarded(processor.assigned(places))
-            log.info("%s: assigned %s", self._spec.name, _listed(places))
+            log.info("%s: assigned %s", self._name, Plain(_listed(places)))
             fault("on_assigned")
 
         async def revoked(places: frozenset[Partition]) -> None:
             self._places -= places
             await self._guarded(processor.revoked(places))
             if places:
-                log.info("%s: revoked %s", self._spec.name, _listed(places))
+                log.info("%s: revoked %s", self._name, Plain(_listed(places)))
             fault("on_revoked")
 
         app.connect(self._spec.reads, read=read, assigned=assigned, revoked=revoked)
@@ -203,8 +229,8 @@ class Runner:
 
     async def _serve(self, app: KlaxonApp, processor: Processor, link: Link) -> None:
         await app.start()
-        log.info("%s: ready", self._spec.name)
-        await _first_end_of(processor.run(), self._watch_fetching(link), self._log_gauges(processor))
+        log.info("%s: ready", self._name)
+        await _first_end_of(processor.run(), self._watch_fetching(link), self._log_gauges())
 
     async def _until_failed(self) -> None:
         await self._failed
@@ -212,6 +238,7 @@ class Runner:
     async def _beat(self) -> None:
         while True:
             self._watchdog.beat()
+            self._beat_s = time.monotonic()
             await asyncio.sleep(0.5)
 
     async def _watch_fetching(self, link: Link) -> None:
@@ -229,18 +256,45 @@ class Runner:
             if idle_checks >= STALL_S:
                 end_process(f"{_listed(waiting)}: records wait and none was read for {STALL_S} s")
 
-    async def _log_gauges(self, processor: Processor) -> None:
+    def _snapshot(self) -> Snapshot:
+        """Everything that is logged and scraped, from one place."""
+        link, processor = self._link, self._processor
+        process = {
+            "rss_bytes": resident_bytes(),
+            "started_us": self._started_us,
+            "reads": self._reads,
+            "assigned_partitions": len(self._places),
+            "ready": int(not self._missing()),
+            "commits": 0 if link is None else link.commits,
+            "commits_refused": 0 if link is None else link.commits_refused,
+            "recovered": 0 if processor is None else processor.recovered,
+        }
+        letters = {} if link is None else link.dead_letters
+        dead_letters = {
+            f"dead_letters/{topic.value}": dict(letters.get(topic.value, {})) for topic in self._spec.reads
+        }
+        if processor is None:
+            return Snapshot({"process": process, **dead_letters})
+        return Snapshot({"process": process, **dead_letters, **processor.gauges()}, processor.timings())
+
+    def _missing(self) -> tuple[str, ...]:
+        if self._processor is None:
+            return ("Kafka and its topics are waited for",)
+        if not self._joined:
+            return ("the consumer group was not joined yet",)
+        return self._processor.missing()
+
+    async def _log_gauges(self) -> None:
         """One line now and then that says how big everything is: `gauges {…}`, JSON."""
         if not self._gauges_every_s:
             await asyncio.Event().wait()
         while True:
             await asyncio.sleep(self._gauges_every_s)
-            process = {"rss_bytes": resident_bytes(), "reads": self._reads}
-            gauges = msgspec.json.encode({"process": process, **processor.gauges()}, order="sorted")
-            log.info("%s: gauges %s", self._spec.name, gauges.decode())
+            gauges = msgspec.json.encode(self._snapshot().gauges, order="sorted")
+            log.info("%s: gauges %s", self._name, PlainJson(gauges.decode()))
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
-        log.info("%s: %s, leaving the group", self._spec.name, number.name)
+        log.info("%s: %s, leaving the group", self._name, Plain(number.name))
         self.stop()
 
     def stop(self) -> None:
@@ -259,15 +313,6 @@ def run_worker(spec: WorkerSpec, config: Config) -> int:
         return await Runner(spec, config).run()
 
     return asyncio.run(run())
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in RAM; 0 where the system does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except OSError:
-        return 0
-    return pages * resource.getpagesize()
 
 
 async def _first_end_of(*coroutines: Coroutine[Any, Any, None]) -> None:

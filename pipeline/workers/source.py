@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -21,6 +22,7 @@ from aiokafka.errors import KafkaError
 from pipeline.config import Config
 from pipeline.core.source import Flush, HoleError, RecordMeta
 from pipeline.errors import PipelineError
+from pipeline.monitoring.timing import Timing
 from pipeline.workers.broker import committed_offset
 from pipeline.workers.dead_letters import VersionError, dead_letters, send_letters
 from pipeline.workers.faults import fault
@@ -67,6 +69,10 @@ class Source(Protocol):
     def gauges(self) -> dict[str, int]:
         """Sizes and ages, by name."""
 
+    @property
+    def counted(self) -> Mapping[str, int]:
+        """Events ever counted, by what they counted as."""
+
 
 Decode = Callable[[bytes, str | None], Decoded[Any]]
 
@@ -95,6 +101,14 @@ class _Seat:
     warming_up: bool = False
     """Whether the source began inside the log and has published no final yet."""
     last_read_s: float = 0.0
+    taken_us: int = 0
+    """When it became ours."""
+    append_us: int | None = None
+    """Of the newest record, ticks included."""
+    event_us: int | None = None
+    """Append time of the newest record with events."""
+    goal: int | None = None
+    """End of the partition when somebody first asked whether it is caught up; read so far, it is."""
     ticking: asyncio.Task[None] | None = None
     """Waits for our tick to be acknowledged."""
     tick_offset: int | None = None
@@ -125,6 +139,9 @@ class SourceWorker:
         self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
         self._last_commit_s = 0.0
+        self._replaced: dict[Topic, Counter[str]] = {topic: Counter() for topic in kinds}
+        """What sources counted that others took the place of."""
+        self._flush_took = Timing()
 
     async def assigned(self, places: frozenset[Partition]) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -136,6 +153,8 @@ class SourceWorker:
             seat.tenure += 1
             seat.first_since_assigned = True
             seat.last_read_s = now_s
+            seat.taken_us = time.time_ns() // 1000
+            seat.goal = None
             seat.tick_offset = None
 
     async def revoked(self, places: frozenset[Partition]) -> None:
@@ -168,6 +187,7 @@ class SourceWorker:
         else:
             if expected is not None:
                 log.info("%s: offsets from %d on were read elsewhere; starting anew", place, expected)
+                self._replaced[Topic(place.topic)].update(seat.source.counted)
                 seat.source = self._new_source(place)
             await self._intake.begin(place, committed)
         seat.first_since_assigned = False
@@ -190,6 +210,7 @@ class SourceWorker:
             decoded = kind.decode(record.value, record.content_type)
             if decoded.unknown_version is not None:
                 raise VersionError(record, decoded.unknown_version)
+            seat.event_us = record.append_us
             letters = dead_letters(record, decoded.rejected, payload=self._config.dead_letter.payload)
             seat.unacknowledged += await send_letters(self._link, letters)
         meta = RecordMeta(record.offset, record.append_us, len(record.value))
@@ -199,6 +220,7 @@ class SourceWorker:
             # The intake has read the gap again and found nothing: said twice, the source accepts it.
             seat.source.read(meta, decoded)
         seat.last_read_s = asyncio.get_running_loop().time()
+        seat.append_us = record.append_us
         if seat.tick_offset is not None and record.offset >= seat.tick_offset:
             seat.tick_offset = None
         self._changed.set()
@@ -223,7 +245,67 @@ class SourceWorker:
             self._changed.clear()
 
     def gauges(self) -> dict[str, dict[str, int]]:
-        return {str(place): seat.source.gauges() for place, seat in self._seats.items() if seat.owned}
+        now_us = time.time_ns() // 1000
+        counted: dict[str, dict[str, int]] = {
+            f"counted/{topic.value}": dict(
+                sum(
+                    (
+                        Counter(seat.source.counted)
+                        for place, seat in self._seats.items()
+                        if place.topic == topic.value
+                    ),
+                    self._replaced[topic],
+                )
+            )
+            for topic in self._kinds
+        }
+        sources = {
+            str(place): {**seat.source.gauges(), **self._ages(place, seat, now_us)}
+            for place, seat in self._seats.items()
+            if seat.owned
+        }
+        return {**sources, **counted}
+
+    def _ages(self, place: Partition, seat: _Seat, now_us: int) -> dict[str, int]:
+        """How far behind a partition is, in records and in time, and how long nobody has sent anything."""
+        event_us = seat.taken_us if seat.event_us is None else seat.event_us
+        ages = {"evidence_age_us": max(0, now_us - event_us)}
+        if seat.append_us is not None:
+            ages["log_age_us"] = max(0, now_us - seat.append_us)
+        if (lag := self._lag(place)) is not None:
+            ages["lag_records"] = lag
+        return ages
+
+    def _lag(self, place: Partition) -> int | None:
+        """Offsets between the next record to process and the end; None while either is unknown."""
+        position, next_offset = self._link.position(place), self._intake.expected(place)
+        if position is None:
+            return None
+        return max(position.end_offset - (position.next_offset if next_offset is None else next_offset), 0)
+
+    def timings(self) -> dict[str, Timing]:
+        return {"flush": self._flush_took}
+
+    @property
+    def recovered(self) -> int:
+        return self._intake.recovered
+
+    def missing(self) -> tuple[str, ...]:
+        behind = []
+        for place, seat in sorted(self._seats.items()):
+            position = self._link.position(place) if seat.owned else None
+            if position is not None and seat.goal is None:
+                seat.goal = position.end_offset
+            if not seat.owned:
+                continue
+            if position is None or seat.goal is None:
+                behind.append(f"{place}: its end is not known yet")
+                continue
+            expected = self._intake.expected(place)
+            left = seat.goal - (position.next_offset if expected is None else expected)
+            if left > 0:
+                behind.append(f"{place}: {left} records to catch up")
+        return tuple(behind)
 
     async def stop(self) -> None:
         for seat in self._seats.values():
@@ -250,7 +332,7 @@ class SourceWorker:
         Returns the seconds of CPU time that it computed: without sending and waiting.
         """
         fault("before_flush")
-        began_s = time.thread_time()
+        began_flush_s, began_s = time.monotonic(), time.thread_time()
         for topic, kind in self._kinds.items():
             seats = self._seats.items()
             kind.settle([seat.source for place, seat in seats if seat.owned and place.topic == topic])
@@ -277,6 +359,7 @@ class SourceWorker:
         if waiting:
             fault("flush_sent_before_acknowledged")
             await asyncio.gather(*waiting)
+            self._flush_took.took(time.monotonic() - began_flush_s)
             fault("flush_acked_before_commit")
         for seat, tenure, commit in flushed:
             if commit is not None and seat.owned and seat.tenure == tenure:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from pipeline.config import Config
+from pipeline.monitoring.timing import Timing
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.runner import OK, Processor, Runner, WorkerSpec
 from pipeline.workers.transport import Link
@@ -42,7 +43,17 @@ class Collector:
         await asyncio.Event().wait()
 
     def gauges(self) -> dict[str, dict[str, int]]:
-        return {"collector": {"records": len(self.records)}}
+        return {"archive": {"records": len(self.records)}}
+
+    def timings(self) -> Mapping[str, Timing]:
+        return {}
+
+    @property
+    def recovered(self) -> int:
+        return 0
+
+    def missing(self) -> tuple[str, ...]:
+        return ()
 
     async def stop(self) -> None:
         return

@@ -17,6 +17,10 @@ from tests.kafka.broker import Broker
 
 LOG_TIMEOUT_S = 120.0
 GAUGES_EVERY_SECOND = {"KLAXON_WORKER_GAUGES_EVERY_S": "1"}
+ANY_PORT = {
+    f"KLAXON_MONITORING_{kind.upper()}_PORT": "0" for kind in ("measure", "pair", "gate", "archive", "router")
+}
+"""Many run at once on one machine; each says in its log which port it has."""
 KLAXON = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
 """The `klaxon` command with this interpreter."""
 
@@ -39,6 +43,7 @@ class Worker:
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("KLAXON_")},
             **broker.environment,
+            **ANY_PORT,
             **(environment or {}),
             "PYTHONUNBUFFERED": "1",
             **({"KLAXON_FAULT": fault} if fault else {}),

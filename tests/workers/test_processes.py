@@ -45,7 +45,10 @@ async def test_a_worker_says_how_big_everything_is(kafka: Broker, log_folder: Pa
         gauges = worker.gauges()
     assert gauges["process"]["rss_bytes"] > 10_000_000
     sources = {f"klaxon.{name}/{number}" for name in ("requests", "telemetry") for number in range(2)}
-    assert set(gauges) == {"process"} | sources
+    counts = {
+        f"{what}/klaxon.{name}" for what in ("counted", "dead_letters") for name in ("requests", "telemetry")
+    }
+    assert set(gauges) == {"process"} | sources | counts
 
 
 async def _finals(broker: Broker) -> list[FinalBuckets]:

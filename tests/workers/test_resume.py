@@ -42,6 +42,10 @@ class Reads:
     def gauges(self) -> dict[str, int]:
         return {}
 
+    @property
+    def counted(self) -> dict[str, int]:
+        return {}
+
 
 @dataclass
 class GroupOnly:

@@ -47,6 +47,13 @@ content:
 {content}
 gate:
 {gate}
+# /metrics, /healthz and /readyz of each process: on a free port, named in its log.
+monitoring:
+  measure_port: 0
+  pair_port: 0
+  gate_port: 0
+  archive_port: 0
+  router_port: 0
 archive:
   block_age_ms: 500
   query_listen: {query_listen}

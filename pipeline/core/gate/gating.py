@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pipeline.core.gate.evidence import RolloutEvidence
 from pipeline.core.gate.intake import Contents, Intake
 from pipeline.core.gate.machine import Evidence, Kind, Outcome, judge
+from pipeline.core.gate.observed import rollout_gauges
 from pipeline.core.gate.orders import Moment, Obeyed, Parser, Refused, gap, obey
 from pipeline.core.gate.outbid import Topmost, above, take_over
 from pipeline.core.gate.policy import Family
@@ -41,7 +42,7 @@ class GateCore:
         self._intake = Intake(partition, sources, settings.settings_hash)
         self._runs: dict[str, Run] = {}
         self._commands = PartitionMemory(partition=partition, command_offset=-1, settings_hash=settings.hash)
-        self._counts = {"foreign_directives": 0}
+        self._counts = dict.fromkeys(("foreign_directives", "orphan_states", "commands_repeated"), 0)
 
     # --- after a restart -------------------------------------------------------------------------------
 
@@ -251,6 +252,10 @@ class GateCore:
             **self._intake.gauges(),
             **self._counts,
         }
+
+    def rollout_gauges(self, most: int) -> dict[str, dict[str, int]]:
+        """The same of each roll-out, the first `most` by name: its state, share of traffic and coverage."""
+        return rollout_gauges(self._runs.values(), most)
 
     # --- one second ------------------------------------------------------------------------------------
 

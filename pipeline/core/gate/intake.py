@@ -6,7 +6,7 @@ every one of them has closed it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from pipeline.core.gate.evidence import FAMILIES
@@ -21,6 +21,8 @@ Contents = dict[str, list[tuple[Family, PopulationCells]]]
 NOTHING: Final = Change([], [])
 NAMED: Final = 8
 """Sources that a message names."""
+UNKNOWN_OF_S: Final = 300
+"""Of so many complete seconds the unknown ones are counted."""
 
 
 class Intake:
@@ -171,6 +173,7 @@ class Intake:
         return {
             "complete_through": -1 if target is None else target,
             "folded_through": self.done,
+            "unknown_seconds": _unknown_seconds(sources, self.done),
             "waiting_seconds": sum(len(source.owners) for source in sources),
             "fresh_cells": sum(len(cells) for source in sources for cells in source.fresh.values()),
             "conflicting_finals": sum(source.conflicts for source in sources),
@@ -186,6 +189,23 @@ class Intake:
             self.strays += 1
             return None
         return source
+
+
+def _unknown_seconds(sources: Iterable[Source], last: int) -> int:
+    """Of the UNKNOWN_OF_S seconds that end with `last`, those that at least one source did not state.
+
+    Before a source's first statement nothing is unknown: it had nothing to say yet.
+    """
+    unknown: set[int] = set()
+    for source in sources:
+        if source.first is None:
+            continue
+        at = max(last - UNKNOWN_OF_S + 1, source.first[0])
+        for low, high in source.known:
+            unknown.update(range(at, min(low, last + 1)))
+            at = max(at, high + 1)
+        unknown.update(range(at, last + 1))
+    return len(unknown)
 
 
 def _listed(names: list[str]) -> str:

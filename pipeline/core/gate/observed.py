@@ -1,0 +1,34 @@
+"""What an operator sees of a gating partition's roll-outs: whole numbers by name. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from pipeline.core.gate.run import Run
+from pipeline.core.gate.versions import version_keys
+
+MILLION: Final = 1_000_000
+
+
+def rollout_gauges(runs: Iterable[Run], most: int) -> dict[str, dict[str, int]]:
+    """By roll-out, the first `most` by name that are not retired."""
+    live = sorted((run for run in runs if not run.memory.retired), key=lambda run: run.memory.rollout)
+    return {run.memory.rollout: _of(run) for run in live[:most]}
+
+
+def _of(run: Run) -> dict[str, int]:
+    memory = run.memory
+    canary = memory.weights.get(version_keys(run.spec)["canary"], 0.0)
+    said = {
+        "tripped": int(memory.state == "tripped"),
+        "paused": int(memory.state == "paused"),
+        "blind": int(bool(memory.blind)),
+        "canary_millionths": round(canary / 100 * MILLION),
+    }
+    coverage = None if run.last is None else run.last.coverage
+    if coverage is not None:
+        said["expected_pairs"] = coverage.expected
+        if coverage.value is not None:
+            said["coverage_millionths"] = round(coverage.value * MILLION)
+    return said

@@ -1,0 +1,378 @@
+"""Every metric that a Klaxon process exposes: name, type, unit, meaning, labels, which process has it.
+
+Values come from the gauges that the process also logs (`: gauges {…}`): integers by name, grouped by the
+thing they belong to. A metric says which thing and which name; units become Prometheus's own here (`_us` →
+seconds). Nothing is counted for Prometheus alone, and nothing is done per event for it.
+
+**Labels are bounded.** `topic`, `outcome`, `reason`, `kind`, `what`: closed lists. `partition`: the topic's.
+`gating_partition`: 4. `rollout`: at most MOST_ROLLOUTS per gating partition, in the order of their names; how
+many are left out is a metric. No label holds what an event says; a roll-out's name is its operator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, Literal, get_args
+
+from schemas.columns import RejectKind
+from schemas.control import DecisionKind
+
+MOST_ROLLOUTS: Final = 64
+"""Roll-outs of one gating partition that have metrics of their own."""
+
+Gauges = Mapping[str, Mapping[str, int]]
+"""Thing → name → value: what a process says of itself."""
+
+
+class Thing(StrEnum):
+    """What gauges belong to, and how it is written as their key."""
+
+    PROCESS = "process"
+    SOURCE = "source"
+    """`klaxon.logits/3`: a partition that is read."""
+    GATING = "gating"
+    """`gating/1`: a gating partition."""
+    ROLLOUT = "rollout"
+    """`rollout/NAME`, at the gate."""
+    ARCHIVE = "archive"
+    ROUTER = "router"
+    COUNTED = "counted"
+    """`counted/klaxon.logits`: events by what they counted as."""
+    DEAD_LETTERS = "dead_letters"
+    """`dead_letters/klaxon.logits`: by reason."""
+    DECISIONS = "decisions"
+    """By kind."""
+    REFUSED = "refused"
+    """`refused/command`, `refused/directive`: by reason."""
+
+
+LABELS: Final[Mapping[Thing, tuple[str, ...]]] = {
+    Thing.PROCESS: (),
+    Thing.SOURCE: ("topic", "partition"),
+    Thing.GATING: ("gating_partition",),
+    Thing.ROLLOUT: ("rollout",),
+    Thing.ARCHIVE: (),
+    Thing.ROUTER: (),
+    Thing.COUNTED: ("topic", "outcome"),
+    Thing.DEAD_LETTERS: ("topic", "reason"),
+    Thing.DECISIONS: ("kind",),
+    Thing.REFUSED: ("what", "reason"),
+}
+"""Of a thing's metrics. Where the last one is a closed list below, the gauges' names are its values."""
+
+CLOSED: Final[Mapping[Thing, tuple[str, ...]]] = {
+    Thing.COUNTED: (
+        "requests", "events", "errors", "no_token", "late", "duplicate", "uncounted", "cut", "dropped",
+        "pairs", "renormalised", "excess_left_out", "unmatched.duplicate", "unmatched.late",
+        "unmatched.ambiguous",
+        "unmatched.no_baseline", "unmatched.no_canary", "unmatched.no_control",
+        "unmatched.definition_mismatch", "unmatched.no_position",
+    ),
+    Thing.DEAD_LETTERS: get_args(RejectKind),
+    Thing.DECISIONS: get_args(DecisionKind),
+    Thing.REFUSED: (
+        "rule", "tombstone", "malformed", "replayed", "expired", "too_many", "unsigned", "unknown_key",
+        "not_for_this_use", "outside_validity", "wrong_signature",
+    ),
+}  # fmt: skip
+"""The values of a label that the gauges' names stand for; any other name counts as `other`."""
+
+OTHER: Final = "other"
+
+Unit = Literal["seconds", "bytes", "records", "ratio", "info", ""]
+Convert = Callable[[int, int], float | None]
+"""(value, now_us) → the metric's value; None: there is none."""
+
+
+def as_it_is(value: int, _now_us: int) -> float:
+    """Counts and bytes."""
+    return float(value)
+
+
+def seconds(value: int, _now_us: int) -> float:
+    """Of microseconds."""
+    return value / 1_000_000
+
+
+def age_of_second(value: int, now_us: int) -> float | None:
+    """Since the end of a second that is counted from the epoch; −1 is none yet."""
+    return None if value < 0 else max(0.0, now_us / 1_000_000 - (value + 1))
+
+
+def millionths(value: int, _now_us: int) -> float:
+    """Shares."""
+    return value / 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric family."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    unit: Unit
+    meaning: str
+    processes: tuple[str, ...]
+    thing: Thing
+    gauge: str = ""
+    """Name among the thing's gauges (of a histogram: among the timings); "" where every name is one, and
+    stands in the last label."""
+    convert: Convert = as_it_is
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of its labels, in order."""
+        return LABELS[self.thing]
+
+
+SOURCES: Final = ("measure", "pair")
+WORKERS: Final = ("measure", "pair", "gate", "archive")
+ALL: Final = (*WORKERS, "router")
+
+
+def _gauge(name: str, unit: Unit, gauge: str, convert: Convert = as_it_is, *, meaning: str) -> Metric:
+    return Metric(name, "gauge", unit, meaning, (), Thing.PROCESS, gauge, convert)
+
+
+def _counter(name: str, gauge: str, *, meaning: str) -> Metric:
+    return Metric(name, "counter", "", meaning, (), Thing.PROCESS, gauge)
+
+
+def _timing(name: str, gauge: str, *, meaning: str) -> Metric:
+    return Metric(name, "histogram", "seconds", meaning, (), Thing.PROCESS, gauge)
+
+
+def _of(processes: tuple[str, ...], thing: Thing, *rows: Metric) -> Iterator[Metric]:
+    """The rows, as these processes' metrics of this thing."""
+    return (replace(row, processes=processes, thing=thing) for row in rows)
+
+
+METRICS: Final = (
+    *_of(
+        ALL, Thing.PROCESS,
+        _gauge("klaxon_resident_bytes", "bytes", "rss_bytes",
+            meaning="Memory of this process that is in RAM."),
+        _gauge("klaxon_start_time_seconds", "seconds", "started_us", seconds,
+            meaning="When this process began, since the epoch: it changes at a restart."),
+        _gauge("klaxon_ready", "", "ready",
+            meaning="1 when /readyz says so: joined, caught up, seats held."),
+    ),
+    *_of(
+        WORKERS, Thing.PROCESS,
+        _gauge("klaxon_assigned_partitions", "", "assigned_partitions",
+            meaning="Partitions the consumer group gave to this process; 0: it is idle."),
+        _counter("klaxon_records_read_total", "reads",
+            meaning="Records taken from Kafka."),
+        _counter("klaxon_commits_total", "commits",
+            meaning="Offset commits that the group accepted."),
+        _counter("klaxon_commits_refused_total", "commits_refused",
+            meaning="Offset commits that came to nothing: the group had rebalanced."),
+        _counter("klaxon_recovered_records_total", "recovered",
+            meaning="Records that Faust left out and that were read again."),
+    ),
+    *_of(
+        WORKERS, Thing.DEAD_LETTERS,
+        _counter("klaxon_dead_letters_total", "",
+            meaning="Events and records that could not be read, by topic and reason."),
+    ),
+    *_of(
+        ("measure", "pair", "gate"), Thing.SOURCE,
+        _gauge("klaxon_lag_records", "records", "lag_records",
+            meaning="Offsets between the next one to process and the partition's end (commits trail on "
+            "purpose and are no lag)."),
+    ),
+    *_of(
+        SOURCES, Thing.SOURCE,
+        _gauge("klaxon_log_age_seconds", "seconds", "log_age_us", seconds,
+            meaning="Age of the newest record processed: how far behind the log's end this worker is."),
+        _gauge("klaxon_evidence_age_seconds", "seconds", "evidence_age_us", seconds,
+            meaning="Since the newest event (ticks are none) of the partition; before the first: since this "
+            "worker took it."),
+        _gauge("klaxon_open_seconds", "seconds", "open_seconds",
+            meaning="Seconds that are open: events may still enter them."),
+        _gauge("klaxon_held_cells", "", "cells",
+            meaning="Cells of open seconds; content.cells_per_bucket bounds each second's."),
+        _counter("klaxon_capped_cells_total", "capped",
+            meaning="Rows of evidence that found no cell of their own, because their second was full."),
+        _gauge("klaxon_drop_reports", "", "reports",
+            meaning="Producers' reports of drops that are remembered."),
+        _gauge("klaxon_index_entries", "", "index_entries",
+            meaning="Entries of the index from offset to log time."),
+        _gauge("klaxon_waiting_finals", "", "finals_waiting",
+            meaning="Statements of closed seconds that wait for the next flush."),
+        _counter("klaxon_offset_holes_total", "holes",
+            meaning="Gaps in the offsets that held no record."),
+    ),
+    *_of(
+        SOURCES, Thing.COUNTED,
+        _counter("klaxon_counted_total", "",
+            meaning="Events and pairs by what they counted as; unmatched.* and dropped lower coverage. What "
+            "a restart reads again counts again."),
+    ),
+    *_of(
+        SOURCES, Thing.PROCESS,
+        _timing("klaxon_flush_seconds", "flush",
+            meaning="From the beginning of a flush until all of it is acknowledged."),
+    ),
+    *_of(
+        ("measure",), Thing.SOURCE,
+        _gauge("klaxon_waiting_events", "", "events_waiting",
+            meaning="Events read and not counted yet."),
+        _gauge("klaxon_event_keys", "", "event_keys",
+            meaning="Keys of counted events, held to drop duplicates."),
+    ),
+    *_of(
+        ("pair",), Thing.SOURCE,
+        _gauge("klaxon_waiting_halves", "", "open_groups",
+            meaning="Groups of halves (a pair id, or a signature) that wait for the rest."),
+        _gauge("klaxon_remembered_groups", "", "remembered_groups",
+            meaning="Groups that are done and remembered, to know what comes late."),
+        _gauge("klaxon_oldest_wait_seconds", "seconds", "oldest_wait_us", seconds,
+            meaning="How long the oldest group waits, in log time."),
+        _gauge("klaxon_waiting_bytes", "bytes", "waiting_bytes",
+            meaning="What waiting halves hold."),
+        _gauge("klaxon_unscored_pairs", "", "pairs_waiting",
+            meaning="Pairs formed and not scored yet."),
+    ),
+    *_of(
+        ("gate",), Thing.GATING,
+        _gauge("klaxon_seat_taken", "", "taken",
+            meaning="1 when this gate process has fenced its predecessors and rebuilt the seat; 0 while it "
+            "does."),
+        _counter("klaxon_writers_fenced_total", "fenced",
+            meaning="Transactions refused because another gate process had taken over; this process ends "
+            "then."),
+        _gauge("klaxon_rollouts", "", "rollouts",
+            meaning="Roll-outs of the gating partition, retired ones included."),
+        _gauge("klaxon_unlisted_rollouts", "", "unlisted_rollouts",
+            meaning="Roll-outs beyond the bound, without metrics of their own."),
+        _gauge("klaxon_complete_age_seconds", "seconds", "complete_through", age_of_second,
+            meaning="Since the end of the newest second that every source has closed; over "
+            "gate.blind_after_s no lease is renewed."),
+        _gauge("klaxon_folded_age_seconds", "seconds", "folded_through", age_of_second,
+            meaning="Since the end of the newest second that was judged."),
+        _gauge("klaxon_unknown_seconds", "seconds", "unknown_seconds",
+            meaning="Of the last 300 complete seconds, those that at least one source did not state."),
+        _gauge("klaxon_waiting_seconds", "seconds", "waiting_seconds",
+            meaning="Closed seconds, summed over sources, that wait for other sources."),
+        _counter("klaxon_dropped_seconds_total", "dropped_seconds",
+            meaning="Seconds let go of because they waited too long for other sources."),
+        _gauge("klaxon_fresh_cells", "", "fresh_cells",
+            meaning="Cells of open seconds."),
+        _gauge("klaxon_scopes", "", "scopes",
+            meaning="Scopes (roll-out, node, segment …) that rules hold windows of."),
+        _counter("klaxon_conflicting_finals_total", "conflicting_finals",
+            meaning="Statements about one second that contradict each other."),
+        _counter("klaxon_foreign_settings_total", "foreign_settings",
+            meaning="Statements made with other content settings."),
+        _counter("klaxon_stale_cells_total", "stale_cells",
+            meaning="Fresh cells of a worker that had lost its partition."),
+        _counter("klaxon_stray_records_total", "stray_records",
+            meaning="Bucket records of another gating partition or an unknown source."),
+        _counter("klaxon_foreign_directives_total", "foreign_directives",
+            meaning="Records on the control topic that no gate wrote."),
+        _counter("klaxon_orphan_states_total", "orphan_states",
+            meaning="Memories of roll-outs that are not on klaxon.rollouts."),
+        _counter("klaxon_commands_repeated_total", "commands_repeated",
+            meaning="Commands that came twice and were obeyed once."),
+        _gauge("klaxon_version_mismatches", "", "version_mismatches",
+            meaning="Pairs and requests in evidence whose versions are not those under test."),
+    ),
+    *_of(
+        ("gate",), Thing.DECISIONS,
+        _counter("klaxon_decisions_total", "",
+            meaning="Decisions by kind; `trip` are the cuts."),
+    ),
+    *_of(
+        ("gate",), Thing.PROCESS,
+        _timing("klaxon_decision_seconds", "decision",
+            meaning="From the oldest record that was not judged yet to the committed decision."),
+        _timing("klaxon_transaction_seconds", "transaction",
+            meaning="A transaction: directive, decision and memory together."),
+    ),
+    *_of(
+        ("gate",), Thing.ROLLOUT,
+        _gauge("klaxon_rollout_tripped", "", "tripped",
+            meaning="1 when the roll-out is cut: its canary gets nothing."),
+        _gauge("klaxon_rollout_paused", "", "paused",
+            meaning="1 when an operator must resume it."),
+        _gauge("klaxon_rollout_blind", "", "blind",
+            meaning="1 when its lease is not renewed, because the gate does not see."),
+        _gauge("klaxon_rollout_canary_ratio", "ratio", "canary_millionths", millionths,
+            meaning="The canary's share of traffic."),
+        _gauge("klaxon_rollout_coverage_ratio", "ratio", "coverage_millionths", millionths,
+            meaning="Scored pairs ÷ expected ones, over the policy's window; absent while none is expected."),
+        _gauge("klaxon_rollout_expected_pairs", "", "expected_pairs",
+            meaning="Pairs expected in that window."),
+    ),
+    *_of(
+        ("gate", "router"), Thing.REFUSED,
+        _counter("klaxon_refused_total", "",
+            meaning="Commands (gate) and directives (router) that were not obeyed, by reason."),
+    ),
+    *_of(
+        ("archive",), Thing.SOURCE,
+        _gauge("klaxon_archive_lag_records", "records", "lag_records",
+            meaning="Offsets that are not in ClickHouse yet."),
+        _gauge("klaxon_archive_behind_seconds", "seconds", "behind_us", seconds,
+            meaning="Age of the oldest record that is not in ClickHouse."),
+        _gauge("klaxon_retention_left_seconds", "seconds", "retention_left_us", seconds,
+            meaning="Until the broker may delete that record; absent where it keeps everything."),
+        _gauge("klaxon_retention_at_risk", "", "retention_at_risk",
+            meaning="1 when less than half of the retention is left, or records are gone unread."),
+        _gauge("klaxon_deleted_records", "records", "deleted_records",
+            meaning="Offsets that the broker deleted before they were archived."),
+        _counter("klaxon_archived_rows_total", "stored_rows",
+            meaning="Rows stored."),
+        _counter("klaxon_archived_blocks_total", "stored_blocks",
+            meaning="Blocks stored."),
+        _counter("klaxon_archive_read_total", "read",
+            meaning="Records read, ticks included."),
+        _counter("klaxon_archive_ticks_total", "ticks",
+            meaning="Ticks among them."),
+        _counter("klaxon_archive_events_total", "events",
+            meaning="Events in them."),
+        _counter("klaxon_archive_skipped_total", "skipped",
+            meaning="Records that were stored already."),
+        _counter("klaxon_archive_rejected_total", "rejected",
+            meaning="Events that cannot be read, whoever dead-letters them."),
+        _gauge("klaxon_archive_open_rows", "", "open_rows",
+            meaning="Rows of the block being filled."),
+        _gauge("klaxon_archive_sealed_blocks", "", "sealed_blocks",
+            meaning="Blocks that wait to be inserted."),
+    ),
+    *_of(
+        ("archive",), Thing.ARCHIVE,
+        _counter("klaxon_insert_retries_total", "retries",
+            meaning="Inserts tried again."),
+        _counter("klaxon_repaired_rows_total", "repaired_rows",
+            meaning="Rows that a verification found missing and inserted."),
+    ),
+    *_of(
+        ("router",), Thing.ROUTER,
+        _gauge("klaxon_router_rollouts", "", "rollouts",
+            meaning="Roll-outs this router knows."),
+        _gauge("klaxon_router_expired_leases", "", "expired_leases",
+            meaning="Roll-outs whose lease is over: nothing may rise."),
+        _gauge("klaxon_router_dead_man", "", "dead_man",
+            meaning="Roll-outs back at their last promoted split, because the gate is silent."),
+        _gauge("klaxon_router_aborted", "", "aborted",
+            meaning="Roll-outs that this machine's directive file aborts."),
+        _gauge("klaxon_router_directive_age_seconds", "seconds", "directive_age_us", seconds,
+            meaning="Since the gate's newest directive; absent before the first."),
+        _counter("klaxon_router_changes_total", "changes",
+            meaning="Changes of what this router does."),
+    ),
+)  # fmt: skip
+
+LOG_ONLY: Final[Mapping[Thing, frozenset[str]]] = {
+    Thing.ARCHIVE: frozenset({"lag_records", "behind_us", "retention_at_risk"}),
+}
+"""Gauges that are logged and no metrics: sums and maxima, which a query makes of the partitions'."""
+
+
+def metrics_of(process: str) -> tuple[Metric, ...]:
+    """What this kind of process exposes."""
+    return tuple(metric for metric in METRICS if process in metric.processes)

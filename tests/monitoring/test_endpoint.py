@@ -1,0 +1,158 @@
+"""The endpoint around a scripted process: what it answers, and what it never does to its process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.config import MonitoringConfig
+from pipeline.monitoring import endpoint as module
+from pipeline.monitoring.endpoint import MOST_CONNECTIONS, SILENT_S, Asked, Endpoint
+from pipeline.monitoring.exposition import Snapshot
+from tests.monitoring.scraping import Answer, get
+
+FREE = replace(MonitoringConfig(), measure_port=0)
+
+
+@asynccontextmanager
+async def served(
+    caplog: pytest.LogCaptureFixture,
+    *,
+    missing: tuple[str, ...] = (),
+    beat_s: Callable[[], float] = time.monotonic,
+    snapshot: Callable[[], Snapshot] = lambda: Snapshot({"process": {"rss_bytes": 1}}),
+) -> AsyncIterator[str]:
+    caplog.set_level(logging.INFO, "klaxon.monitoring")
+    endpoint = Endpoint(FREE, Asked("measure", snapshot, lambda: missing, beat_s))
+    endpoint.start()
+    try:
+        async with asyncio.timeout(10):
+            while "metrics at " not in caplog.text:  # noqa: ASYNC110 (another thread)
+                await asyncio.sleep(0.01)
+        yield caplog.text.partition("metrics at ")[2].partition("/metrics")[0]
+    finally:
+        endpoint.stop()
+
+
+async def ask(url: str) -> Answer:
+    return await asyncio.to_thread(get, url)
+
+
+async def test_what_is_asked_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(caplog) as address:
+        assert address.startswith("http://127.0.0.1:")
+        metrics, health, ready = [await ask(f"{address}/{path}") for path in ("metrics", "healthz", "readyz")]
+        other = await ask(f"{address}/secret-path")
+    assert metrics.status == 200
+    assert metrics.content_type.startswith("text/plain; version=0.0.4")
+    assert "klaxon_resident_bytes 1.0" in metrics.text
+    assert (health.status, health.json["healthy"]) == (200, True)
+    assert (ready.status, ready.json) == (200, {"ready": True, "missing": []})
+    assert (other.status, other.text) == (404, "known here: /metrics /healthz /readyz\n")
+    assert "secret-path" not in caplog.text
+
+
+async def test_what_is_missing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(caplog, missing=("klaxon.logits/1: 12 records to catch up",)) as address:
+        answer = await ask(f"{address}/readyz")
+    assert (answer.status, answer.json["missing"]) == (503, ["klaxon.logits/1: 12 records to catch up"])
+
+
+@pytest.mark.parametrize(("silent_s", "status"), [(SILENT_S - 0.5, 200), (SILENT_S + 0.1, 503)])
+async def test_a_loop_that_stands_still_is_not_healthy(
+    caplog: pytest.LogCaptureFixture, silent_s: float, status: int
+) -> None:
+    beat_s = time.monotonic() - silent_s
+    async with served(caplog, beat_s=lambda: beat_s) as address:
+        assert (await ask(f"{address}/healthz")).status == status
+
+
+async def test_health_is_told_while_the_loop_is_blocked(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known-bad: a server inside the loop could not answer here at all."""
+    monkeypatch.setattr(module, "ANSWER_WITHIN_S", 0.05)
+    async with served(caplog) as address:
+        # Asked from the loop itself, which therefore does not turn meanwhile.
+        health, metrics = get(f"{address}/healthz"), get(f"{address}/metrics")
+    assert health.status == 200
+    assert (metrics.status, metrics.text) == (503, "the event loop does not answer\n")
+
+
+async def test_a_defect_costs_a_scrape_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(caplog, snapshot=lambda: Snapshot({"surprise": {"x": 1}})) as address:
+        assert (await ask(f"{address}/metrics")).status == 500
+        assert (await ask(f"{address}/healthz")).status == 200
+    assert "a scrape cannot be answered" in caplog.text
+
+
+async def test_a_port_that_is_taken_costs_the_endpoint_until_it_is_free(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AGAIN_S", 0.02)
+    caplog.set_level(logging.INFO, "klaxon.monitoring")
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    asked = Asked("measure", lambda: Snapshot({}), lambda: (), time.monotonic)
+    endpoint = Endpoint(replace(FREE, measure_port=port), asked)
+    endpoint.start()
+    try:
+        async with asyncio.timeout(10):
+            while "cannot be taken" not in caplog.text:  # noqa: ASYNC110 (another thread)
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            taken.close()
+            while "metrics at " not in caplog.text:  # noqa: ASYNC110 (another thread)
+                await asyncio.sleep(0.01)
+        assert (await ask(f"http://127.0.0.1:{port}/healthz")).status == 200
+    finally:
+        endpoint.stop()
+        taken.close()
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "KLAXON_MONITORING_MEASURE_PORT" in warning.getMessage()
+
+
+async def test_clients_that_say_nothing_do_not_pile_up(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(caplog) as address:
+        host, _, port = address.removeprefix("http://").partition(":")
+        silent = [socket.create_connection((host, int(port))) for _ in range(3 * MOST_CONNECTIONS)]
+        try:
+            await asyncio.sleep(1.5)  # handed out one in a turn
+            closed = 0
+            for each in silent:
+                each.settimeout(0.01)
+                try:
+                    closed += each.recv(1) == b""
+                except TimeoutError:
+                    continue
+            assert closed == 2 * MOST_CONNECTIONS
+        finally:
+            for each in silent:
+                each.close()
+        async with asyncio.timeout(10):
+            while (await asyncio.to_thread(_status, f"{address}/healthz")) != 200:  # noqa: ASYNC110 (another thread)
+                await asyncio.sleep(0.05)
+
+
+def _status(url: str) -> int:
+    try:
+        return get(url).status
+    except OSError:
+        return 0
+
+
+async def test_no_port_means_no_endpoint(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "klaxon.monitoring")
+    asked = Asked("measure", lambda: Snapshot({}), lambda: (), time.monotonic)
+    endpoint = Endpoint(replace(FREE, measure_port=None), asked)
+    endpoint.start()
+    await asyncio.sleep(0.05)
+    endpoint.stop()
+    assert caplog.text == ""
