@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from schemas import control as control_types
 from schemas import events as event_types
 from schemas.columns import (
     I8,
@@ -37,11 +38,12 @@ EVENT: Final = "event"
 
 FIELD_NAMES: Final = frozenset(
     field
-    for kind in vars(event_types).values()
+    for module in (event_types, control_types)
+    for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Struct)
     for field in kind.__struct_fields__
 )
-"""Names of fields of any event."""
+"""Names of fields of any event or command."""
 
 E = TypeVar("E", bound=Struct)
 

@@ -99,6 +99,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     timeout = POLL_S
+    request_queue_size = 4 * MOST_CONNECTIONS
 
     def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
@@ -52,11 +53,15 @@ def thing_of(key: str) -> tuple[Thing, tuple[str, ...]]:
 
 
 def families(process: str, snapshot: Snapshot, now_us: int) -> Iterator[Metric]:
-    """Every metric declared for this kind of process, with what the snapshot says; many have no sample."""
+    """Every metric declared for this kind of process, with what the snapshot says; many have no sample.
+
+    Gauges of a thing that is not declared are left out: a scrape is no place to find that.
+    """
     found: dict[Thing, list[tuple[tuple[str, ...], Mapping[str, int]]]] = {thing: [] for thing in Thing}
     for key, gauges in snapshot.gauges.items():
-        thing, labels = thing_of(key)
-        found[thing].append((labels, gauges))
+        with suppress(UnknownThingError):
+            thing, labels = thing_of(key)
+            found[thing].append((labels, gauges))
     for metric in metrics_of(process):
         if metric.kind == "histogram":
             yield _histogram(metric, snapshot.timings.get(metric.gauge))
@@ -106,7 +111,7 @@ class _Declared(Collector):
 
 
 def exposition(process: str, snapshot: Snapshot, now_us: int) -> bytes:
-    """The text of `/metrics`. Raises UnknownThingError."""
+    """The text of `/metrics`."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Declared(list(families(process, snapshot, now_us))))
     return generate_latest(registry)

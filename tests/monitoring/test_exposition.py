@@ -120,3 +120,4 @@ def test_known_bad_gauges_of_an_unknown_thing_are_no_metrics_by_accident() -> No
         with pytest.raises(UnknownThingError):
             thing_of(key)
     assert set(LABELS) == set(Thing)
+    assert "surprise" not in exposed("gate", {"surprise": {"x": 1}, "gating/0": {"surprise": 1}})

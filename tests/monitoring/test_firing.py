@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 OLD_S = 40
 """How long ago the only events came: over 30 s, and over half of the retention."""
 RETENTION_S = 60
+PASSWORD = "sk-4711-canary"
 
 
 def series_of(text: str, process: str) -> dict[str, str]:
@@ -89,11 +90,13 @@ async def test_silence_and_retention_at_risk_fire_on_real_scrapes(
     await _send_old_events(kafka)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        away = {"KLAXON_CLICKHOUSE_DSN": f"http://127.0.0.1:{nobody.getsockname()[1]}"}
+        away = {"KLAXON_CLICKHOUSE_DSN": f"http://klaxon:{PASSWORD}@127.0.0.1:{nobody.getsockname()[1]}"}
         series: dict[str, str] = {}
         # One after the other: what `measure` publishes the archive would have to look at, too.
         async with Worker("archive", kafka, log_folder, environment=away) as archive:
             series |= await _once(archive, _at_risk)
+            assert "ClickHouse at http" in archive.log
+            assert PASSWORD not in archive.log
         as_sent = {**QUICK, "KLAXON_KAFKA_APPEND_TIME": "false"}
         async with Worker("measure", kafka, log_folder, environment=as_sent) as measure:
             series |= await _once(measure, _silent)

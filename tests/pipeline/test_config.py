@@ -58,6 +58,9 @@ def test_every_value_has_a_variable() -> None:
         ("kafka: {bootstrap: [}\n", ":1:"),
         ("kafka:\n  partitions: 1\n  partitions: 2\n", ":3: 'partitions' stands twice"),
         ("clickhouse:\n  database: a-b\n", ":2: clickhouse.database"),
+        ("monitoring:\n  gate_port: 65536\n", ":2: monitoring.gate_port: Expected `int` <= 65535"),
+        ("monitoring:\n  port: 9400\n", ":2: unknown key monitoring.port"),
+        ("logging:\n  format: xml\n", ":2: logging.format"),
     ],
 )
 def test_a_mistake_in_the_file_names_its_line(tmp_path: Path, text: str, told: str) -> None:
@@ -74,6 +77,7 @@ def test_a_mistake_in_the_file_names_its_line(tmp_path: Path, text: str, told: s
         ("KLAXON_KAFKA_BOOTSTRP", "x", "did you mean 'KLAXON_KAFKA_BOOTSTRAP'?"),
         ("KLAXON_CONTENT_LATENESS_S", "abc", "variable KLAXON_CONTENT_LATENESS_S"),
         ("KLAXON_KAFKA_TRANSACTIONS", "maybe", "variable KLAXON_KAFKA_TRANSACTIONS"),
+        ("KLAXON_MONITORING_PAIR_PORT", "-1", "variable KLAXON_MONITORING_PAIR_PORT"),
     ],
 )
 def test_a_mistaken_variable_is_named(variable: str, value: str, told: str) -> None:

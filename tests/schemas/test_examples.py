@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import jsonschema
 import msgspec
@@ -13,6 +14,7 @@ from schemas.commands import COMMANDS
 from schemas.control import Command
 from schemas.events import FeedbackEvent, LogitEvent, NodeEvent, RequestEvent
 from schemas.examples import Example, InvalidExample, invalid_examples, valid_examples
+from schemas.json_codec import FIELD_NAMES
 from schemas.json_schema import FOLDER, SCHEMAS, schema_text
 from schemas.topics import JSON, Topic
 
@@ -64,6 +66,20 @@ def test_invalid_example_is_refused_where_it_says(topic: Topic, example: Invalid
     assert [(r.position, r.field) for r in rejected] == [(example.position, example.field)]
     assert example.reason_contains in rejected[0].reason
     assert n == example.neighbours
+
+
+@pytest.mark.parametrize(("topic", "example"), INVALID)
+def test_a_refusal_holds_no_value_that_was_sent(topic: Topic, example: InvalidExample) -> None:
+    """It goes to a topic and to logs: what was sent may be personal."""
+    _, rejected = read(topic, example)
+    for text in _texts(example.value) - set(FIELD_NAMES):
+        assert text not in rejected[0].reason
+        assert text not in rejected[0].field
+
+
+def _texts(value: bytes) -> set[str]:
+    """Every string of a JSON record, as value or as key, that is long enough to be no coincidence."""
+    return set(re.findall(r'"([^"\\]{5,})"', value.decode("utf-8", "replace")))
 
 
 @pytest.mark.parametrize(("topic", "example"), VALID)

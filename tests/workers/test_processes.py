@@ -25,6 +25,7 @@ from tests.kafka.records import (
     produce,
 )
 from tests.kafka.waiting import eventually
+from tests.monitoring.scraping import address_of, get
 from tests.workers.events import encoded, request
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -143,6 +144,10 @@ async def test_a_worker_waits_for_the_broker_and_its_topics(kafka_session: Broke
             msgspec.structs.replace(kafka_session.config, bootstrap=f"127.0.0.1:{taken.getsockname()[1]}")
         )
     async with Worker("measure", nowhere, log_folder) as worker:
+        at = await address_of(worker)
+        ready, healthy = [await asyncio.to_thread(get, f"{at}/{path}") for path in ("readyz", "healthz")]
+        assert (ready.status, ready.json["missing"]) == (503, ["Kafka and its topics are waited for"])
+        assert healthy.status == 200
         await worker.until_log(f"cannot reach Kafka at {nowhere.bootstrap}")
         await worker.until_log("trying again in")
         await worker.until_log("trying again in")
