@@ -19,9 +19,10 @@ from cryptography.hazmat.primitives.serialization import (
 
 from pipeline.errors import PipelineError
 from pipeline.file_version import LOOK_EVERY_S, file_version
+from schemas.plain import Log, Plain
 from schemas.signing import Signer
 
-log = logging.getLogger("klaxon.signatures")
+log: Log = logging.getLogger("klaxon.signatures")
 
 MAX_BYTES: Final = 1 << 16
 
@@ -105,9 +106,9 @@ class WatchedKey:
         try:
             signer = read_key_file(self._path)
         except KeyFileError as error:
-            log.error("%s; until then %s signs", error, self._signer.key_id)
+            log.error("%s; until then %s signs", error, Plain(self._signer.key_id))
             return
         if signer.key_id != self._signer.key_id:
             log.warning("%s: %s signs from now on, no longer %s",
-                        self._path, signer.key_id, self._signer.key_id)  # fmt: skip
+                        Plain(self._path), Plain(signer.key_id), Plain(self._signer.key_id))  # fmt: skip
         self._signer = signer

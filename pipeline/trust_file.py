@@ -19,10 +19,11 @@ from pipeline.errors import PipelineError
 from pipeline.file_version import LOOK_EVERY_S, file_version
 from pipeline.yaml_lines import Document, YamlError, parse
 from pipeline.yaml_lines import Path as Place
+from schemas.plain import Log, Plain
 from schemas.signing import PUBLIC_KEY_BYTES, Trust, TrustedKey, Use, Verdict, key_id
 from schemas.topics import Topic
 
-log = logging.getLogger("klaxon.signatures")
+log: Log = logging.getLogger("klaxon.signatures")
 
 MAX_BYTES: Final = 1 << 20
 VERSION: Final = 1
@@ -230,5 +231,6 @@ class WatchedTrust:
             return
         added, gone = trust.keys.keys() - self._trust.keys.keys(), self._trust.keys.keys() - trust.keys.keys()
         self._trust = trust
-        log.warning("%s: read again: %d keys; new: %s; gone: %s", self._path, len(trust.keys),
-                    ", ".join(sorted(added)) or "none", ", ".join(sorted(gone)) or "none")  # fmt: skip
+        new, old = (Plain(", ".join(sorted(ids)) or "none") for ids in (added, gone))
+        path, held = Plain(self._path), len(trust.keys)
+        log.warning("%s: read again: %d keys; new: %s; gone: %s", path, held, new, old)

@@ -26,10 +26,10 @@ from agents.publish.producer import DeliveryError, RecordProducer
 from agents.publish.settings import BatchLimit, DropReason, PublisherSettings, PublisherStats
 from schemas.columns import BatchHeader
 from schemas.events import LogitEvent
-from schemas.plain import Plain
+from schemas.plain import Log, Plain
 from schemas.topics import MAX_RECORD_BYTES, Topic, partition_of
 
-log = logging.getLogger(__name__)
+log: Log = logging.getLogger(__name__)
 
 _MILLION: Final = 1_000_000
 _MOST_DROP_KEYS: Final = 256

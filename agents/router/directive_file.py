@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 from schemas.control import Aborted, DirectiveFile
-from schemas.plain import Plain
+from schemas.plain import Log, Plain
 from schemas.records import read_json
 
-log = logging.getLogger(__name__)
+log: Log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 1 << 20
 

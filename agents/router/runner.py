@@ -21,11 +21,11 @@ from aiokafka.errors import KafkaError
 from agents.router.core import Effective, Outcome, RouterState, is_split, without_canary
 from agents.router.directive_file import WatchedFile
 from schemas.control import Aborted, Applied, Directive, RolloutState
-from schemas.plain import Plain
+from schemas.plain import Log, Plain
 from schemas.records import read_json
 from schemas.topics import Topic, gating_partition
 
-log = logging.getLogger(__name__)
+log: Log = logging.getLogger(__name__)
 
 _Told: TypeAlias = tuple[int | None, RolloutState | None, Effective]
 """Generation, state and behaviour, as last reported."""

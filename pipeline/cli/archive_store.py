@@ -17,9 +17,9 @@ from pipeline.store.errors import QueryError, StoreUnavailableError
 from pipeline.store.queries import QueryEndpoint
 from pipeline.workers.broker import back_off_s
 from pipeline.workers.faults import fault
-from schemas.plain import Plain
+from schemas.plain import Log, Plain
 
-log = logging.getLogger("klaxon.archive")
+log: Log = logging.getLogger("klaxon.archive")
 
 T = TypeVar("T")
 

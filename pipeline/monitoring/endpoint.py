@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from pipeline.config import MonitoringConfig
 from pipeline.monitoring.exposition import CONTENT_TYPE, Snapshot, exposition
-from schemas.plain import Plain
+from schemas.plain import Log, Plain
 
-log = logging.getLogger("klaxon.monitoring")
+log: Log = logging.getLogger("klaxon.monitoring")
 
 SILENT_S: Final = 10.0
 """A loop that has not turned for so long is not well. The watchdog ends the process later."""

@@ -39,11 +39,11 @@ from pipeline.store.errors import QueryError, StoreError, StoreUnavailableError
 from pipeline.store.rows import Rows, held_time_us, logit_rows, request_rows, telemetry_rows
 from schemas.codec import decode_logits, decode_requests, decode_telemetry
 from schemas.columns import Decoded, LogitColumns, Rejected, RequestColumns, TelemetryColumns
-from schemas.plain import Plain
+from schemas.plain import Log, Plain
 from schemas.records import UnknownVersionError
 from schemas.topics import TICK, Topic
 
-log = logging.getLogger("klaxon.archive")
+log: Log = logging.getLogger("klaxon.archive")
 
 TABLES: Final[Mapping[Topic, str]] = {
     Topic.REQUESTS: "inference_log",

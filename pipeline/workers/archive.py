@@ -29,10 +29,11 @@ from pipeline.workers.records import Partition, Record
 from pipeline.workers.runner import WorkerSpec
 from pipeline.workers.transport import Link
 from schemas.columns import Rejected
+from schemas.plain import Log
 from schemas.records import UnknownVersionError
 from schemas.topics import Topic
 
-log = logging.getLogger("klaxon.archive")
+log: Log = logging.getLogger("klaxon.archive")
 
 READS: Final = (
     Topic.REQUESTS,

@@ -20,9 +20,9 @@ from pipeline.config import KafkaConfig
 from pipeline.store.lag import Lag, Standing, lag_of, risk_line
 from pipeline.workers.broker import BrokerError, RangeReader, admin_client
 from pipeline.workers.records import Partition
-from schemas.plain import Plain
+from schemas.plain import Log, Plain
 
-log = logging.getLogger("klaxon.archive")
+log: Log = logging.getLogger("klaxon.archive")
 
 ASK_EVERY_S: Final = 5.0
 ANSWER_WITHIN_S: Final = 40.0

@@ -17,10 +17,10 @@ from aiokafka.structs import ConsumerRecord
 from pipeline.config import KafkaConfig
 from pipeline.errors import PipelineError
 from pipeline.workers.records import Partition, Record
-from schemas.plain import Plain
+from schemas.plain import Log, Plain
 from schemas.topics import Topic
 
-log = logging.getLogger("klaxon.broker")
+log: Log = logging.getLogger("klaxon.broker")
 
 RETRY_FIRST_S: Final = 0.5
 RETRY_LONGEST_S: Final = 15.0

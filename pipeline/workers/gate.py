@@ -42,11 +42,11 @@ from schemas.buckets import FinalBuckets, FreshCells
 from schemas.columns import Rejected
 from schemas.commands import COMMANDS
 from schemas.control import Command
-from schemas.plain import Plain
+from schemas.plain import Log, Plain
 from schemas.records import UnknownVersionError, read_msgpack
 from schemas.topics import SOURCES, Topic, gating_partition
 
-log = logging.getLogger("klaxon.gate")
+log: Log = logging.getLogger("klaxon.gate")
 
 READS: Final = (Topic.BUCKETS, Topic.PARTIALS, Topic.COMMANDS)
 WRITES: Final = (Topic.CONTROL, Topic.DECISIONS, Topic.ROLLOUTS, Topic.STATE, Topic.DEAD_LETTER)

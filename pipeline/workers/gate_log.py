@@ -17,11 +17,11 @@ from pipeline.workers.dead_letters import VersionError
 from pipeline.workers.gate_watch import directive_of, name_of
 from pipeline.workers.records import Partition, Record
 from schemas.control import Directive, Rollout
-from schemas.plain import Plain
+from schemas.plain import Log, Plain
 from schemas.records import UnknownVersionError, read_json
 from schemas.topics import Topic
 
-log = logging.getLogger("klaxon.gate")
+log: Log = logging.getLogger("klaxon.gate")
 
 MEMORY: Final = (Topic.STATE, Topic.CONTROL, Topic.ROLLOUTS)
 

@@ -16,11 +16,11 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from pipeline.config import KafkaConfig
 from pipeline.workers.broker import client_options, isolation
 from schemas.control import Directive
-from schemas.plain import Plain
+from schemas.plain import Log, Plain
 from schemas.records import read_json
 from schemas.topics import Topic
 
-log = logging.getLogger("klaxon.gate")
+log: Log = logging.getLogger("klaxon.gate")
 
 POLL_MS: Final = 500
 PAUSE_S: Final = 0.2

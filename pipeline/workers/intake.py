@@ -16,10 +16,10 @@ from pipeline.errors import PipelineError
 from pipeline.workers.broker import RangeReader
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.transport import Link
-from schemas.plain import Plain
+from schemas.plain import Log, Plain
 from schemas.topics import Topic
 
-log = logging.getLogger("klaxon.intake")
+log: Log = logging.getLogger("klaxon.intake")
 
 
 TRANSACTIONAL: Final = frozenset({Topic.CONTROL, Topic.DECISIONS, Topic.ROLLOUTS, Topic.STATE})

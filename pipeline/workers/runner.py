@@ -27,10 +27,10 @@ from pipeline.workers.records import Partition, Record
 from pipeline.workers.stopping import on_stop
 from pipeline.workers.transport import KlaxonApp, Link
 from pipeline.workers.watchdog import EXIT_CODE, Watchdog, end_process
-from schemas.plain import Plain, PlainJson
+from schemas.plain import Log, Plain, PlainJson
 from schemas.topics import Topic
 
-log = logging.getLogger("klaxon.worker")
+log: Log = logging.getLogger("klaxon.worker")
 
 STALL_S: Final = 60
 """Without a turn of the loop, or with records waiting and none read, for this long, the process ends."""

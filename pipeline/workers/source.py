@@ -30,9 +30,10 @@ from pipeline.workers.intake import Intake
 from pipeline.workers.records import APPEND_TIME, Partition, Record
 from pipeline.workers.transport import Link
 from schemas.columns import Decoded
+from schemas.plain import Log
 from schemas.topics import BUCKETS, TICK, Topic
 
-log = logging.getLogger("klaxon.source")
+log: Log = logging.getLogger("klaxon.source")
 
 FLUSH_EVERY_S: Final = 0.025
 """Half of the 50 ms within which a changed cell is out; the other half is the broker's."""

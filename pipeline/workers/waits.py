@@ -12,8 +12,9 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from pipeline.errors import PipelineError
+from schemas.plain import Log, Plain
 
-log = logging.getLogger("klaxon.waits")
+log: Log = logging.getLogger("klaxon.waits")
 
 CHECK_S: Final = 1.0
 SAY_EVERY: Final = 15
@@ -65,7 +66,7 @@ class Waits:
                 if still >= GIVE_UP_AFTER:
                     raise StuckError(self._said(still))
                 if still and still % SAY_EVERY == 0:
-                    log.warning("%s", self._said(still))
+                    log.warning("%s", Plain(self._said(still)))
             task.result()
         finally:
             if not task.done():
