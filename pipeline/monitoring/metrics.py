@@ -235,6 +235,8 @@ METRICS: Final = (
             meaning="What waiting halves hold."),
         _gauge("klaxon_unscored_pairs", "", "pairs_waiting",
             meaning="Pairs formed and not scored yet."),
+        _gauge("klaxon_unsent_pairs", "", "pair_rows",
+            meaning="Pairs scored and not sent to klaxon.pairs yet."),
     ),
     *_of(
         ("gate",), Thing.GATING,
