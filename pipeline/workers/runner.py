@@ -181,7 +181,7 @@ class Runner:
         self._link, self._processor = link, processor
         self._connect(app, processor)
         try:
-            await _first_end_of(self._serve(app, processor, link), self._until_failed(), app.until_ended())
+            await first_end_of(self._serve(app, processor, link), self._until_failed(), app.until_ended())
         except Exception as error:  # whatever it is: said before leaving the group, which takes its time
             self._say_why(error)
             raise
@@ -230,7 +230,7 @@ class Runner:
     async def _serve(self, app: KlaxonApp, processor: Processor, link: Link) -> None:
         await app.start()
         log.info("%s: ready", self._name)
-        await _first_end_of(processor.run(), self._watch_fetching(link), self._log_gauges())
+        await first_end_of(processor.run(), self._watch_fetching(link), self._log_gauges())
 
     async def _until_failed(self) -> None:
         await self._failed
@@ -315,7 +315,7 @@ def run_worker(spec: WorkerSpec, config: Config) -> int:
     return asyncio.run(run())
 
 
-async def _first_end_of(*coroutines: Coroutine[Any, Any, None]) -> None:
+async def first_end_of(*coroutines: Coroutine[Any, Any, None]) -> None:
     """Run them together until one ends, which none should; raises its error. Leaves none running."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -28,7 +29,9 @@ from pipeline.workers.dead_letters import VersionError, dead_letters, send_lette
 from pipeline.workers.faults import fault
 from pipeline.workers.intake import Intake
 from pipeline.workers.records import APPEND_TIME, Partition, Record
+from pipeline.workers.runner import first_end_of
 from pipeline.workers.transport import Link
+from pipeline.workers.under_way import UnderWay
 from schemas.columns import Decoded
 from schemas.plain import Log
 from schemas.topics import BUCKETS, TICK, Topic
@@ -45,6 +48,12 @@ BEHIND_TIMES: Final = 9
 BEHIND_LATEST_S: Final = 1.0
 """The same of a worker that is behind: about a tenth of its time goes into what it publishes. What waits
 unread is late by more than such a pause."""
+GATHER_S: Final = 0.01
+"""Records that wait are read before a flush, for at most so long: what a producer sends at one moment to many
+partitions is counted at once, not half of it a pause later."""
+GATHER_STEP_S: Final = 0.002
+MOST_UNACKNOWLEDGED: Final = 2
+"""Flushes at a time: the next is computed while one is on its way to the broker, and waits while two are."""
 COMMIT_EVERY_S: Final = 1.0
 SILENT_S: Final = 1.0
 """A partition that stands at its end is ticked after this long without a record."""
@@ -139,10 +148,10 @@ class SourceWorker:
         self._seats: dict[Partition, _Seat] = {}
         self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._last_commit_s = 0.0
         self._replaced: dict[Topic, Counter[str]] = {topic: Counter() for topic in kinds}
         """What sources counted that others took the place of."""
         self._flush_took = Timing()
+        self._under_way = UnderWay(MOST_UNACKNOWLEDGED)
 
     async def assigned(self, places: frozenset[Partition]) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -230,20 +239,36 @@ class SourceWorker:
         kind.observe(seat.source)
 
     async def run(self) -> None:
+        """Flush, wait for acknowledgements, commit and tick: none of it waits for another's broker."""
+        await first_end_of(self._flush_what_changes(), self._under_way.acknowledge(), self._keep_house())
+
+    async def _flush_what_changes(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            await self._under_way.room()
+            await self._gather()
+            self._changed.clear()
             started_s = loop.time()
             behind = self._is_behind()
             due_s = started_s + pause_s(await self._flush(), behind=behind)
-            if started_s - self._last_commit_s >= COMMIT_EVERY_S:
-                self._last_commit_s = started_s
-                await self._commit()
-                await self._sweep()
-                await self._tick(started_s)
             await asyncio.sleep(due_s - loop.time())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), SILENT_S / 4)
-            self._changed.clear()
+
+    async def _gather(self) -> None:
+        """Let records be read that are known to wait, but not for long."""
+        for _ in range(round(GATHER_S / GATHER_STEP_S)):
+            if not any(self._waiting(place, seat) for place, seat in self._seats.items()):
+                return
+            await asyncio.sleep(GATHER_STEP_S)
+
+    async def _keep_house(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._commit()
+            await self._sweep()
+            await self._tick(loop.time())
+            await asyncio.sleep(COMMIT_EVERY_S)
 
     def gauges(self) -> dict[str, dict[str, int]]:
         now_us = time.time_ns() // 1000
@@ -323,14 +348,19 @@ class SourceWorker:
                 continue
             read += max(next_offset - seat.flushed_offset, 0)
             seat.flushed_offset = next_offset
-            position = self._link.position(place)
-            waiting += 0 if position is None else max(position.end_offset - next_offset, 0)
+            waiting += self._waiting(place, seat)
         return waiting > read
 
-    async def _flush(self) -> float:
-        """Publish what every owned source has to say, and wait until it is acknowledged.
+    def _waiting(self, place: Partition, seat: _Seat) -> int:
+        """Records of a partition of ours that are known to stand unread; none before its first one."""
+        next_offset = seat.source.next_offset
+        position = self._link.position(place) if seat.owned and next_offset is not None else None
+        return 0 if position is None or next_offset is None else max(position.end_offset - next_offset, 0)
 
-        Returns the seconds of CPU time that it computed: without sending and waiting.
+    async def _flush(self) -> float:
+        """Publish what every owned source has to say, without waiting until it is acknowledged.
+
+        Returns the seconds of CPU time that it computed: without sending.
         """
         fault("before_flush")
         began_flush_s, began_s = time.monotonic(), time.thread_time()
@@ -338,7 +368,7 @@ class SourceWorker:
             seats = self._seats.items()
             kind.settle([seat.source for place, seat in seats if seat.owned and place.topic == topic])
         spent_s = time.thread_time() - began_s
-        flushed: list[tuple[_Seat, int, int | None]] = []
+        commits: list[tuple[_Seat, int, int | None]] = []
         waiting: list[Awaitable[Any]] = []
         for place, seat in list(self._seats.items()):
             if not seat.owned:
@@ -356,16 +386,19 @@ class SourceWorker:
                         topic, value, key=str(place).encode(), content_type=BUCKETS, partition=partition
                     )
                 )
-            flushed.append((seat, seat.tenure, flush.commit))
+            commits.append((seat, seat.tenure, flush.commit))
         if waiting:
             fault("flush_sent_before_acknowledged")
-            await asyncio.gather(*waiting)
-            self._flush_took.took(time.monotonic() - began_flush_s)
-            fault("flush_acked_before_commit")
-        for seat, tenure, commit in flushed:
+        self._under_way.put(waiting, partial(self._acknowledged, commits, began_flush_s if waiting else None))
+        return spent_s
+
+    def _acknowledged(self, commits: Sequence[tuple[_Seat, int, int | None]], began_s: float | None) -> None:
+        """This flush and all before it are: what each seat may commit, in the tenure that flushed."""
+        if began_s is not None:
+            self._flush_took.took(time.monotonic() - began_s)
+        for seat, tenure, commit in commits:
             if commit is not None and seat.owned and seat.tenure == tenure:
                 seat.commit = commit
-        return spent_s
 
     async def _commit(self) -> None:
         offsets = {

@@ -50,7 +50,10 @@ PATIENT_WAIT_MS: Final = 500
 """What a patient reader's fetches wait for at the broker. Others are answered at the first new record of any
 partition: of a busy archive hundreds a second, which broker and reader both pay for."""
 REQUEST_TIMEOUT_S: Final = 40.0
-LINGER_S: Final = 0.01
+LINGER_S: Final = 0.0
+"""What is sent in one turn of the loop leaves together without it, and more only while nothing is under way.
+aiokafka lets each partition's batch wait from its own first record on, which tears a flush into several
+requests and delays them all."""
 BATCH_BYTES: Final = 1 << 18
 """What a flush sends to a partition leaves in one request, as far as it fits; aiokafka's own is 16 KiB."""
 COMPRESSION: Final = "snappy"

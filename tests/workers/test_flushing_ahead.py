@@ -1,0 +1,177 @@
+"""What is computed while the broker has not answered yet, what waits for it, what is committed then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from aiokafka.errors import KafkaError, LeaderNotAvailableError
+
+from pipeline.config import Config
+from pipeline.core.source import BucketRecord, Flush
+from pipeline.workers.records import Partition
+from pipeline.workers.source import (
+    COMMIT_EVERY_S,
+    GATHER_S,
+    MOST_UNACKNOWLEDGED,
+    SourceKind,
+    SourceWorker,
+)
+from pipeline.workers.transport import Link, Position
+from schemas.topics import Topic
+from tests.workers.moved_loop import in_moved_time
+
+PLACE = Partition(Topic.LOGITS, 0)
+LONG_S = 3 * COMMIT_EVERY_S
+
+
+@dataclass
+class Talks:
+    """Stands for the core object: every flush says one thing, and allows to commit one offset more."""
+
+    next_offset: int = 5
+    flushed_at_s: list[float] = field(default_factory=list)
+    flushed_offsets: list[int] = field(default_factory=list)
+
+    def take_flush(self) -> Flush:
+        self.flushed_at_s.append(asyncio.get_running_loop().time())
+        self.flushed_offsets.append(self.next_offset)
+        return Flush(fresh=[BucketRecord(0, b"cells")], commit=len(self.flushed_at_s))
+
+
+@dataclass
+class Answers:
+    """Stands for the link: the test answers what is sent, in any order; commits are kept."""
+
+    end: int = 5
+    sent: list[asyncio.Future[None]] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
+
+    def position(self, _place: Partition) -> Position:
+        return Position(0, self.end)
+
+    async def send(self, *_: object, **__: object) -> Awaitable[None]:
+        self.sent.append(asyncio.get_running_loop().create_future())
+        return self.sent[-1]
+
+    async def commit(self, offsets: Mapping[Partition, int]) -> bool:
+        self.committed += offsets.values()
+        return True
+
+
+@dataclass
+class Running:
+    worker: SourceWorker
+    source: Talks
+    link: Answers
+    task: asyncio.Task[None]
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Running]:
+    source, link = Talks(), Answers()
+    kind = SourceKind(lambda *_: cast("Any", None), lambda *_: cast("Any", source))
+    worker = SourceWorker(cast("Link", link), Config(), {Topic.LOGITS: kind})
+    await worker.assigned(frozenset({PLACE}))
+    task = asyncio.create_task(worker.run())
+    try:
+        yield Running(worker, source, link, task)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await worker.stop()
+
+
+def moved(test: Coroutine[Any, Any, None]) -> None:
+    in_moved_time(test)
+
+
+def test_the_next_flush_is_computed_while_the_last_is_under_way_but_no_third() -> None:
+    async def scene() -> None:
+        async with running() as now:
+            await asyncio.sleep(LONG_S)
+            assert len(now.source.flushed_at_s) == len(now.link.sent) == MOST_UNACKNOWLEDGED
+            now.link.sent[0].set_result(None)
+            await asyncio.sleep(LONG_S)
+            assert len(now.source.flushed_at_s) == MOST_UNACKNOWLEDGED + 1
+
+    moved(scene())
+
+
+def test_nothing_is_committed_before_every_earlier_flush_is_acknowledged() -> None:
+    async def scene() -> None:
+        async with running() as now:
+            await asyncio.sleep(LONG_S)
+            now.link.sent[1].set_result(None)
+            await asyncio.sleep(LONG_S)
+            assert now.link.committed == [], "the first flush is not acknowledged"
+            now.link.sent[0].set_result(None)
+            await asyncio.sleep(LONG_S)
+            assert now.link.committed == [2]
+
+    moved(scene())
+
+
+@pytest.mark.parametrize("which", range(MOST_UNACKNOWLEDGED))
+def test_what_the_broker_does_not_take_ends_the_worker(which: int) -> None:
+    async def scene() -> None:
+        async with running() as now:
+            await asyncio.sleep(LONG_S)
+            for sent in now.link.sent[:which]:
+                sent.set_result(None)
+            now.link.sent[which].set_exception(LeaderNotAvailableError())
+            await asyncio.wait([now.task], timeout=LONG_S)
+            assert now.task.done()
+            with pytest.raises(KafkaError):
+                now.task.result()
+            assert now.link.committed == [] or which > 0, "what came before it may be"
+
+    moved(scene())
+
+
+def test_what_was_flushed_before_a_revocation_is_not_committed_after_it() -> None:
+    async def scene() -> None:
+        async with running() as now:
+            await asyncio.sleep(LONG_S)
+            await now.worker.revoked(frozenset({PLACE}))
+            await now.worker.assigned(frozenset({PLACE}))
+            for sent in now.link.sent:
+                sent.set_result(None)
+            await asyncio.sleep(LONG_S)
+            assert now.link.committed == [], "it may have been read elsewhere meanwhile"
+            for sent in now.link.sent[MOST_UNACKNOWLEDGED:]:
+                sent.set_result(None)
+            await asyncio.sleep(LONG_S)
+            assert now.link.committed == [2 * MOST_UNACKNOWLEDGED]
+
+    moved(scene())
+
+
+def test_what_waits_unread_is_read_before_a_flush() -> None:
+    async def scene() -> None:
+        async with running() as now:
+            await asyncio.sleep(LONG_S)
+            now.link.end = 8
+            for sent in now.link.sent:
+                sent.set_result(None)
+            await asyncio.sleep(GATHER_S / 2)
+            now.source.next_offset = 8
+            await asyncio.sleep(GATHER_S / 2)
+            assert now.source.flushed_offsets == [5] * MOST_UNACKNOWLEDGED + [8]
+
+    moved(scene())
+
+
+def test_what_goes_on_waiting_holds_a_flush_up_for_a_moment_only() -> None:
+    async def scene() -> None:
+        async with running() as now:
+            now.link.end = 1_000_000
+            await asyncio.sleep(LONG_S)
+            assert now.source.flushed_at_s[0] == pytest.approx(GATHER_S)
+            assert len(now.source.flushed_at_s) == MOST_UNACKNOWLEDGED, "and the next one as well"
+
+    moved(scene())
