@@ -45,6 +45,9 @@ SAMPLES: Final = 20
 POSITIONS, TOP = 64, 5
 WORKERS: Final = ("measure", "pair", "gate", "archive")
 NODES: Final = 8
+WARM_UP, WARM_UP_QUICK = 14, 6
+"""Trips that come first and do not count: meanwhile the new broker's Java still compiles itself, which takes
+more of this machine than all that is measured."""
 LANES: Final = 2
 """Roll-outs on their way to a trip at the same time."""
 DUE_S: Final = 20.0
@@ -244,29 +247,34 @@ class _Fleet:
             raise BenchError(f"{rollout}: tripped for {cause}, not for {SAMPLES} pairs")
         return Timed(rollout, deciding.signature, published_us, line.directive, line.changed_us)
 
+    async def trips(self, rollouts: Sequence[str], draws: Sequence[random.Random]) -> list[Timed]:
+        """These roll-outs to their trips, as many at a time as there are draws."""
+        waiting, done = iter(rollouts), list[Timed]()
+
+        async def lane(draw: random.Random) -> None:
+            for rollout in waiting:
+                done.append(await self.trip(rollout, draw))
+
+        await asyncio.gather(*map(lane, draws))
+        return done
+
 
 async def trips(context: Context) -> list[Row]:
     """p50 and p99 over at least 50 trips (quick: 12), and what their stages take."""
-    count = context.rounds(56, 12)
+    count, warm_up = context.rounds(56, 12), context.rounds(WARM_UP, WARM_UP_QUICK)
     broker = await context.with_partitions(PARTITIONS, append_time=True)
-    done: list[Timed] = []
     async with _fleet(context, broker) as fleet:
         fleet.routed.expect(BACKGROUND)
         await fleet.start(BACKGROUND)
         background = asyncio.create_task(fleet.background())
-        await asyncio.sleep(3)
-        numbers = iter(range(count))
-        before_s, started_s = fleet.cpu_s(), time.monotonic()
-
-        async def lane(seed: int) -> None:
-            draw = random.Random(seed)
-            for number in numbers:
-                done.append(await fleet.trip(f"trip-{number}", draw))
-                if len(done) % 10 == 0:
-                    context.say(f"trips: {len(done)} of {count}, the last took {_total_ms(done[-1]):.0f} ms")
-
         try:
-            await asyncio.gather(*(lane(seed) for seed in range(LANES)))
+            await asyncio.sleep(3)
+            draws = [random.Random(seed) for seed in range(LANES)]
+            context.say(f"{warm_up} trips that do not count")
+            await fleet.trips([f"warm-up-{number}" for number in range(warm_up)], draws)
+            context.say(f"{count} trips")
+            before_s, started_s = fleet.cpu_s(), time.monotonic()
+            done = await fleet.trips([f"trip-{number}" for number in range(count)], draws)
         finally:
             background.cancel()
             with suppress(asyncio.CancelledError):
