@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from click.testing import CliRunner
 from pipeline.cli.doctor.archive import archive_findings
 from pipeline.cli.doctor.broker import broker_findings, clock_finding, skew
 from pipeline.cli.doctor.command import doctor
-from pipeline.cli.doctor.configuration import configuration_findings, security_findings
+from pipeline.cli.doctor.configuration import configuration_findings
 from pipeline.cli.doctor.findings import Finding, by_severity, exit_code
+from pipeline.cli.doctor.security import security_findings
 from pipeline.cli.doctor.workers import (
     group_findings,
     lag_findings,
@@ -26,9 +28,18 @@ from pipeline.cli.doctor.workers import (
     source_findings,
 )
 from pipeline.cli.exits import Exit
+from pipeline.cli.keys import keys
 from pipeline.cli.standing import standings
 from pipeline.cli.status import SourceStanding
-from pipeline.config import ClickHouseConfig, Config, ContentConfig, GateConfig, KafkaConfig, PolicyConfig
+from pipeline.config import (
+    ClickHouseConfig,
+    Config,
+    ContentConfig,
+    GateConfig,
+    KafkaConfig,
+    PolicyConfig,
+    SignaturesConfig,
+)
 from pipeline.core.gate.state import PartitionMemory, encode_state
 from pipeline.store.client import connect
 from pipeline.store.lag import Lag
@@ -123,8 +134,43 @@ def test_no_transactions_configured() -> None:
     ],
 )
 def test_plaintext(bootstrap: str, severity: str) -> None:
-    found = security_findings(Config(kafka=KafkaConfig(bootstrap=bootstrap)))
-    assert codes(found) == [(severity, "kafka_plaintext")]
+    config = Config(kafka=KafkaConfig(bootstrap=bootstrap), signatures=SignaturesConfig(required=False))
+    found = security_findings(config, 0)
+    assert codes(found) == [(severity, "kafka_plaintext"), ("warning", "signatures_off")]
+
+
+def keys_made(folder: Path, days: int) -> tuple[Config, int]:
+    """Keys valid for so many days, and a time in µs when they were made."""
+    made = CliRunner().invoke(keys, ["create", str(folder), "--days", str(days)], standalone_mode=False)
+    assert made.exception is None
+    settings = SignaturesConfig(
+        trust_file=str(folder / "trust.yaml"),
+        directive_key_file=str(folder / "directives.key"),
+        command_key_file=str(folder / "commands.key"),
+    )
+    return Config(signatures=settings), time.time_ns() // 1000
+
+
+def key_findings(config: Config, now_us: int) -> list[Finding]:
+    return [one for one in security_findings(config, now_us) if one.code == "keys"]
+
+
+def test_keys_that_are_missing_broken_or_end(tmp_path: Path) -> None:
+    (nothing,) = key_findings(Config(), 0)
+    assert (nothing.severity, nothing.where) == ("warning", "signatures.trust_file")
+    config, now_us = keys_made(tmp_path / "keys", 30)
+    day_us = 86_400_000_000
+    assert key_findings(config, now_us) == []
+    soon = key_findings(config, now_us + 17 * day_us)
+    assert [(one.severity, "klaxon keys rotate" in one.remedy) for one in soon] == [("warning", True)] * 2
+    assert [one.severity for one in key_findings(config, now_us + 31 * day_us)] == ["error"] * 2
+    (tmp_path / "keys" / "commands.key").write_text("nonsense")
+    (broken,) = key_findings(config, now_us)
+    assert (broken.severity, broken.where) == ("error", "signatures.command_key_file")
+    (tmp_path / "keys" / "trust.yaml").write_text("nonsense")
+    assert {one.where for one in key_findings(config, now_us)} == {
+        "signatures.command_key_file", "signatures.directive_key_file", "signatures.trust_file"
+    }  # fmt: skip
 
 
 def test_nothing_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,12 +184,13 @@ def test_nothing_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [
         ("error", "clickhouse_unreachable"),
         ("error", "kafka_unreachable"),
+        ("warning", "keys"),
         ("note", "kafka_plaintext"),
     ]
     human = CliRunner().invoke(doctor, [], standalone_mode=False)
     assert human.return_value is Exit.UNREACHABLE
     assert "→ start the broker, or correct kafka.bootstrap" in human.stdout
-    assert "2 errors, 1 other findings" in human.stdout
+    assert "2 errors, 2 other findings" in human.stdout
 
 
 def test_a_schema_that_is_behind_or_differs(tmp_path: Path) -> None:
@@ -207,9 +254,9 @@ def test_clock_skew_by_its_size(skew_us: int, severity: str | None, words: str) 
 
 
 def test_groups_without_members() -> None:
-    found = list(group_findings({"measure": 1, "pair": 0, "gate": 2, "archive": 0}))
-    assert codes(found) == [("error", "group_empty"), ("warning", "group_empty")]
-    assert [one.remedy for one in found] == ["klaxon worker pair", "klaxon worker archive"]
+    found = list(group_findings({"measure": 1, "pair": 0, "gate": 2, "archive": 0, "notify": 0}))
+    assert codes(found) == [("error", "group_empty"), *[("warning", "group_empty")] * 2]
+    assert [one.remedy for one in found] == ["klaxon worker pair", "klaxon worker archive", "klaxon notify"]
 
 
 def test_lag_that_grows_and_retention_that_ends() -> None:

@@ -53,4 +53,5 @@ def _behind(where: str, what: str) -> Finding:
 
 
 def _away(where: str, what: str, remedy: str) -> Finding:
-    return Finding(severity="error", code="clickhouse_unreachable", where=where, what=what, remedy=remedy)
+    told = what.removeprefix(where).lstrip(": ")
+    return Finding(severity="error", code="clickhouse_unreachable", where=where, what=told, remedy=remedy)

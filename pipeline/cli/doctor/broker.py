@@ -51,7 +51,7 @@ async def broker_findings(kafka: KafkaConfig) -> list[Finding]:
             severity="error",
             code="kafka_unreachable",
             where=f"Kafka at {kafka.bootstrap}",
-            what=str(error),
+            what=str(error).replace(f" Kafka at {kafka.bootstrap}", " it"),
             remedy="start the broker, or correct kafka.bootstrap",
         )
         return [away]

@@ -11,12 +11,14 @@ import msgspec
 from aiokafka.errors import KafkaError
 
 from pipeline.cli.doctor.archive import archive_findings
-from pipeline.cli.doctor.broker import FORBIDDEN, broker_findings, not_checked
-from pipeline.cli.doctor.configuration import configuration_findings, security_findings
+from pipeline.cli.doctor.broker import FORBIDDEN, broker_findings, not_checked, now_us
+from pipeline.cli.doctor.configuration import configuration_findings
 from pipeline.cli.doctor.findings import Finding, by_severity, exit_code, line
+from pipeline.cli.doctor.security import security_findings
 from pipeline.cli.doctor.workers import worker_findings
 from pipeline.cli.exits import Exit
 from pipeline.cli.options import json_option, seconds
+from pipeline.cli.printing import counted
 from pipeline.config import Config, ConfigError, load_config
 from pipeline.workers.broker import BrokerAwayError
 
@@ -50,7 +52,8 @@ def doctor(path: str | None, as_json: bool, look_s: float) -> int:
     for one in found:
         click.echo(line(one))
     errors = sum(one.severity == "error" for one in found)
-    click.echo(f"{errors} errors, {len(found) - errors} other findings" if found else "nothing to be done")
+    others = counted(len(found) - errors, "other finding")
+    click.echo(f"{counted(errors, 'error')}, {others}" if found else "nothing to be done")
     return code
 
 
@@ -67,7 +70,7 @@ def _look(path: str | None, look_s: float) -> list[Finding]:
             remedy=remedy or "correct it there",
         )
         return [wrong]
-    found = [*configuration_findings(config), *security_findings(config), *archive_findings(config)]
+    found = [*configuration_findings(config), *security_findings(config, now_us()), *archive_findings(config)]
     return [*found, *asyncio.run(_kafka(config, look_s))]
 
 

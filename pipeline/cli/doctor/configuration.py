@@ -1,4 +1,4 @@
-"""What is wrong with a configuration that can be read: times that do not fit, a policy, no TLS."""
+"""What is wrong with a configuration that can be read: times that do not fit, a policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from pipeline.cli.doctor.findings import Finding
 from pipeline.config import Config
-from pipeline.core.hosts import is_loopback
 from pipeline.policy_file import PolicyError, read_policy_file
 
 
@@ -25,19 +24,6 @@ def configuration_findings(config: Config) -> Iterator[Finding]:
             where="kafka.transactions",
             what="decisions are not one transaction: one gate process, and no promise after a crash",
             remedy="for more than a demo: Apache Kafka, and kafka.transactions: true",
-        )
-
-
-def security_findings(config: Config) -> Iterator[Finding]:
-    """What protects the installation and is not there."""
-    if config.kafka.security == "plaintext":
-        local = all(is_loopback(one.rpartition(":")[0]) for one in config.kafka.bootstrap.split(","))
-        yield Finding(
-            severity="note" if local else "warning",
-            code="kafka_plaintext",
-            where=f"Kafka at {config.kafka.bootstrap}",
-            what="no TLS and no user: whoever reaches the broker may write directives",
-            remedy="restrict who reaches it" if not local else "nothing, while only this machine reaches it",
         )
 
 

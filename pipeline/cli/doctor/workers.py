@@ -37,7 +37,7 @@ READS: Final[Mapping[str, tuple[Topic, ...]]] = {
     "gate": gate.READS,
     "archive": archive.READS,
 }
-BESIDE: Final = ("archive",)
+BESIDE: Final = ("archive", "notify")
 """Processes whose absence stops no decision."""
 LAGGING: Final = ("gate", "archive")
 """Workers that commit what they have done. Measure and pair commit far behind on purpose: the age of their
@@ -53,7 +53,7 @@ async def worker_findings(config: Config, look_s: float) -> list[Finding]:
 
     Every topic must exist. Raises aiokafka's KafkaError.
     """
-    members = await _members(config.kafka, READS)
+    members = await _members(config.kafka, [*READS, *(["notify"] if config.notify.url else [])])
     found = list(group_findings(members))
     before_lags, before_sources = await _lags(config.kafka), await read_sources(config)
     await asyncio.sleep(look_s)
@@ -81,7 +81,7 @@ def group_findings(members: Mapping[str, int]) -> Iterator[Finding]:
                 code="group_empty",
                 where=f"group klaxon-{name}",
                 what="nobody is a member",
-                remedy=f"klaxon worker {name}",
+                remedy="klaxon notify" if name == "notify" else f"klaxon worker {name}",
             )
 
 
