@@ -132,6 +132,26 @@ class LoggingConfig(Struct, frozen=True, kw_only=True):
     """`json`: one object a line."""
 
 
+_KIND: Final = "trip|gap|pause|hold|close|step|promote|advise|reassert|refused|command"
+
+
+class NotifyConfig(Struct, frozen=True, kw_only=True):
+    """The webhook of `klaxon notify`. Its url and secrets are never logged."""
+
+    url: str | None = None
+    """`https://…`; http only to this machine, or where allow_http says so."""
+    secret_file: str | None = None
+    """File with `whsec_BASE64`, one a line: with two, notifications carry both signatures."""
+    secret: str | None = None
+    """The same as a value, for KLAXON_NOTIFY_SECRET."""
+    kinds: Annotated[str, Meta(pattern=f"^({_KIND})(,({_KIND}))*$")] = "trip,gap"
+    """Kinds of decisions to tell, separated by commas."""
+    timeout_s: Annotated[int, Meta(ge=1, le=120)] = 10
+    give_up_s: Annotated[int, Meta(ge=1)] = 86_400
+    """How long one notification is sent again before it is left out."""
+    allow_http: bool = False
+
+
 class DeadLetterConfig(Struct, frozen=True, kw_only=True):
     """Dead letters hold no payload unless asked for: it may be personal."""
 
@@ -167,6 +187,7 @@ class Config(Struct, frozen=True, kw_only=True):
     monitoring: MonitoringConfig = MonitoringConfig()
     logging: LoggingConfig = LoggingConfig()
     dead_letter: DeadLetterConfig = DeadLetterConfig()
+    notify: NotifyConfig = NotifyConfig()
     signatures: SignaturesConfig = SignaturesConfig()
 
 

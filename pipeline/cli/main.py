@@ -22,6 +22,7 @@ COMMANDS: Final[dict[str, str]] = {
     "rollout": "pipeline.cli.rollout:rollout",
     "router": "pipeline.cli.router:router",
     "topics": "pipeline.cli.topics:topics",
+    "notify": "pipeline.cli.notify:notify",
     "migrate": "pipeline.cli.migrate:migrate",
     "status": "pipeline.cli.status:status",
     "doctor": "pipeline.cli.doctor.command:doctor",

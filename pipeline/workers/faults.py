@@ -41,6 +41,7 @@ FaultPoint = Literal[
     "inside_insert",
     "after_insert_before_commit",
     "after_insert_commit",
+    "notify_sent_before_commit",
 ]
 """Every point there is; the tests break the process at each of them."""
 
