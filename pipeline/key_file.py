@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -85,16 +86,18 @@ class WatchedKey:
         self._seen = file_version(path)
         self._signer = read_key_file(path)
         self._looked_s = 0.0
+        self._told = self._seen
 
     @property
     def signer(self) -> Signer:
         """What to sign with now."""
         return self._signer
 
-    def poll(self, now_s: float) -> None:
+    def poll(self, now_s: float, trusted: Callable[[Signer], bool] = lambda _: True) -> None:
         """Read the file again if it is another one, at most every LOOK_EVERY_S of this monotonic time.
 
-        A file that cannot be read changes nothing, and is said once. Reading blocks.
+        A file that cannot be read changes nothing, nor does a key that is not trusted, until it is; both are
+        said once. Reading blocks.
         """
         if now_s - self._looked_s < LOOK_EVERY_S:
             return
@@ -102,12 +105,16 @@ class WatchedKey:
         seen = file_version(self._path)
         if seen == self._seen:
             return
-        self._seen = seen
         try:
             signer = read_key_file(self._path)
+            if not trusted(signer):
+                raise KeyFileError(f"{self._path}: {signer.key_id} is not in the trust file here; add it")
         except KeyFileError as error:
-            log.error("%s; until then %s signs", error, Plain(self._signer.key_id))
+            if seen != self._told:
+                self._told = seen
+                log.error("%s; until then %s signs", error, Plain(self._signer.key_id))
             return
+        self._seen = self._told = seen
         if signer.key_id != self._signer.key_id:
             log.warning("%s: %s signs from now on, no longer %s",
                         Plain(self._path), Plain(signer.key_id), Plain(self._signer.key_id))  # fmt: skip

@@ -30,7 +30,7 @@ NOT_LISTED: Final = -1
 MOST_SAID_CHARS: Final = 512
 """Longest field path or reason of a rejection."""
 MISSING: Final = "required field is missing"
-RejectKind: TypeAlias = Literal["missing_field", "value", "unreadable", "misplaced", "unsound"]
+RejectKind: TypeAlias = Literal["missing_field", "value", "unreadable", "misplaced", "unsound", "untrusted"]
 _QUOTING: Final = re.compile(
     r"(Invalid enum value|Invalid value|Object contains unknown field) .*", re.DOTALL
 )

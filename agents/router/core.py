@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from schemas.control import Aborted, Directive
+from schemas.control_log import numbers
 
 SUM_TOLERANCE: Final = 1e-6
 
@@ -64,15 +65,18 @@ class RouterState:
         """The directive obeyed, with its latest lease; None before the first record."""
         return self._obeyed
 
+    def has_seen(self, directive: Directive) -> bool:
+        """Whether its numbers are not greater than every one seen."""
+        return self._seen is not None and numbers(directive) <= self._seen
+
     def apply(self, directive: Directive, now_us: int) -> Outcome:
         """Take in one record of the control topic, in log order; says what became of it.
 
         A decrease is obeyed whatever its lease says: it may be a trip that a late router reads first.
         """
-        key = (directive.generation, directive.epoch)
-        if self._seen is not None and key <= self._seen:
+        if self.has_seen(directive):
             return Outcome.STALE
-        self._seen = key
+        self._seen = numbers(directive)
         if now_us > directive.lease_until_us and self._raises(directive, now_us):
             if self._obeyed is None:
                 self._obeyed = msgspec.structs.replace(directive, weights=directive.last_promoted)

@@ -1,8 +1,9 @@
 """Follows the control topic and keeps one `RouterState` per roll-out. Plain aiokafka, no consumer group.
 
 Each router reads the compacted topic from its beginning to its end, then follows it, read-committed: a
-directive of an aborted or open transaction is never seen. Every directive applied is reported to the caller
-and published on `klaxon.applied`. A directive file on this machine is obeyed beside it, Kafka or not.
+directive of an aborted or open transaction is never seen, one that no trusted key signed is not believed.
+Every directive applied is reported to the caller and published on `klaxon.applied`. A directive file on this
+machine is obeyed beside it, Kafka or not.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from typing import Final, TypeAlias
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
+from aiokafka.structs import ConsumerRecord
 
-from agents.router.core import Effective, Outcome, RouterState, is_split, without_canary
+from agents.router.core import Effective, Outcome, RouterState, without_canary
 from agents.router.directive_file import WatchedFile
+from agents.router.reading import ControlReading, Ignored, Trusting
 from schemas.control import Aborted, Applied, Directive, RolloutState
+from schemas.control_log import GreatestBelieved, Stated
 from schemas.plain import Log, Plain
-from schemas.records import read_json
+from schemas.signing import SIGNATURE, Verdict
 from schemas.topics import Topic, gating_partition
 
 log: Log = logging.getLogger(__name__)
@@ -70,20 +74,28 @@ class Router:
         settings: RouterSettings,
         on_change: Callable[[Change], None],
         file: WatchedFile | None = None,
+        trust: Trusting | None = None,
     ) -> None:
+        """`trust` None: signatures are not required."""
         self._settings = settings
         self._on_change = on_change
         self._file = file
+        self._reading = ControlReading(trust)
+        self._log = GreatestBelieved(lambda stated: self._believes(stated, time.time_ns() // 1000))
         self._states: dict[str, RouterState] = {}
         self._told: dict[str, _Told] = {}
         self._published: dict[str, tuple[int, int]] = {}
         self._caught_up = False
         self._complained_s = -COMPLAIN_EVERY_S
-        self.malformed = 0
-        """Records of the control topic that are no directive, or stand where no gate puts them."""
-        self._refused = {"malformed": 0, "replayed": 0, "expired": 0, "too_many": 0}
+        self._read_to: dict[int, int] = {}
+        """Offsets read of each partition, on whatever connection."""
         self._changes = 0
         self._newest_us: int | None = None
+
+    @property
+    def malformed(self) -> int:
+        """Records of the control topic that are no directive, or stand where no gate puts them."""
+        return self._reading.malformed
 
     async def run(self, stop: asyncio.Event) -> None:
         """Follow the control topic, and look at the directive file, until `stop` is set."""
@@ -114,8 +126,7 @@ class Router:
         }
         if self._newest_us is not None:
             router["directive_age_us"] = max(0, now_us - self._newest_us)
-        refused = {**self._refused, "malformed": self.malformed}
-        return {"router": router, "refused/directive": refused}
+        return {"router": router, "refused/directive": self._reading.gauges()}
 
     async def _look(self, stop: asyncio.Event) -> None:
         """Obey the directive file and the passing of time, whatever the broker does."""
@@ -123,6 +134,7 @@ class Router:
             while not stop.is_set():
                 if self._file is not None:
                     self._file.poll()
+                self._reading.poll(time.monotonic())
                 self._tell(time.time_ns() // 1000)
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
@@ -178,36 +190,70 @@ class Router:
             now_us = time.time_ns() // 1000
             for records in batches.values():
                 for record in records:
-                    self._take(record.partition, record.key, record.value, now_us)
+                    self._take_record(record, now_us)
             if not self._caught_up:
                 positions = [await consumer.position(tp) >= end for tp, end in ends.items()]
-                self._caught_up = all(positions)
+                if all(positions):
+                    for directive in self._log.settle().values():
+                        self._obey(directive, now_us)
+                    self._caught_up = True
             self._tell(now_us)
             if self._caught_up:
                 await self._publish(producer, now_us)
 
-    def _take(self, partition: int, key: bytes | None, value: bytes | None, now_us: int) -> None:
-        """One record. A tombstone says nothing: no gate writes one, and a roll-out that was forgotten would
-        obey an older record that comes after it, and a trip be undone. Nor does anything else that is no
-        directive, or stands under another key or in another partition than a gate would put it."""
-        directive = None if value is None else self._read(partition, key, value)
-        if directive is None:
-            self.malformed += 1
-            what = "a tombstone" if value is None else "a record that no gate writes"
+    def _take_record(self, record: ConsumerRecord[bytes, bytes], now_us: int) -> None:
+        place, offset = record.partition, record.offset
+        before = offset < self._read_to.get(place, 0)
+        self._read_to[place] = max(offset + 1, self._read_to.get(place, 0))
+        header = dict(record.headers).get(SIGNATURE)
+        self._take(place, record.key, record.value, now_us, header, read_before=before)
+
+    def _take(
+        self,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        now_us: int,
+        header: bytes | None = None,
+        *,
+        read_before: bool = False,
+    ) -> None:
+        """One record. `read_before`: on an earlier connection, so that old numbers are no replay."""
+        stated = self._reading.read(partition, key, value, header)
+        if isinstance(stated, Ignored):
+            what = "a tombstone" if stated is Ignored.TOMBSTONE else "a record that no gate writes"
             self._complain(f"{Topic.CONTROL}/{partition}: {what} was ignored")
             return
+        if self._reading.verifies and not self._caught_up:
+            self._log.offer(stated)
+            return
+        state = self._states.get(stated.directive.rollout)
+        if read_before and state is not None and state.has_seen(stated.directive):
+            return
+        if self._believes(stated, now_us):
+            self._obey(stated.directive, now_us, count_stale=not read_before)
+
+    def _believes(self, stated: Stated, now_us: int) -> bool:
+        verdict = self._reading.judge(stated, now_us)
+        if verdict is not Verdict.TRUSTED:
+            place, why = gating_partition(stated.directive.rollout), verdict.value.replace("_", " ")
+            self._complain(f"{Topic.CONTROL}/{place}: a directive was ignored: {why}")
+        return verdict is Verdict.TRUSTED
+
+    def _obey(self, directive: Directive, now_us: int, *, count_stale: bool = False) -> None:
         state = self._states.get(directive.rollout)
         if state is None:
             if len(self._states) >= MAX_ROLLOUTS and not self._strike_longest_expired(now_us):
-                self._refused["too_many"] += 1
+                self._reading.count(Ignored.TOO_MANY)
                 self._complain(f"more than {MAX_ROLLOUTS} roll-outs; {directive.rollout} was ignored")
                 return
             state = self._states[directive.rollout] = RouterState()
         self._newest_us = max(self._newest_us or 0, directive.ts_us)
         outcome = state.apply(directive, now_us)
-        self._refused["replayed"] += outcome is Outcome.STALE
-        self._refused["expired"] += outcome is Outcome.EXPIRED
-        if outcome is Outcome.EXPIRED:
+        if outcome is Outcome.STALE and count_stale:
+            self._reading.count(Ignored.REPLAYED)
+        elif outcome is Outcome.EXPIRED:
+            self._reading.count(Ignored.EXPIRED)
             log.warning(
                 "%s generation %d epoch %d: its lease is over, an increase was refused",
                 Plain(directive.rollout),
@@ -219,15 +265,7 @@ class Router:
         """An error, at most one in COMPLAIN_EVERY_S: whoever floods the topic must not flood the log."""
         if time.monotonic() - self._complained_s >= COMPLAIN_EVERY_S:
             self._complained_s = time.monotonic()
-            log.error("%s (%d records ignored so far)", Plain(text), self.malformed)
-
-    def _read(self, partition: int, key: bytes | None, value: bytes) -> Directive | None:
-        try:
-            directive = read_json(value, Directive)
-        except msgspec.DecodeError:
-            return None
-        in_place = key == directive.rollout.encode() and partition == gating_partition(directive.rollout)
-        return directive if in_place and is_split(directive) else None
+            log.error("%s (%d records ignored so far)", Plain(text), self._reading.ignored)
 
     def _strike_longest_expired(self, now_us: int) -> bool:
         """Forget the roll-out of which nothing was heard for longest; False while all leases are valid."""

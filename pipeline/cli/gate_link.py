@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -11,7 +13,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from pipeline.cli.exits import CommandError, Exit
-from pipeline.config import KafkaConfig
+from pipeline.config import Config, KafkaConfig
+from pipeline.errors import PipelineError
+from pipeline.signatures import key_for
+from pipeline.trust_file import WatchedTrust
 from pipeline.workers.broker import (
     BrokerAwayError,
     RangeReader,
@@ -25,6 +30,7 @@ from pipeline.workers.broker import (
 from pipeline.workers.records import Partition, Record
 from schemas.control import Command, Decision
 from schemas.records import read_json
+from schemas.signing import SIGNATURE, Signer, Use, Verdict
 from schemas.topics import CONTENT_TYPE, GATING_PARTITIONS, JSON, Topic, gating_partition
 
 T = TypeVar("T")
@@ -60,7 +66,35 @@ async def require_topics(kafka: KafkaConfig, topics: Iterable[Topic]) -> None:
         )
 
 
-async def ask(kafka: KafkaConfig, command: Command, timeout_s: float) -> Decision:
+def signer_of_commands(config: Config) -> Signer | None:
+    """The key that signs commands; None where none is needed. A missing or wrong one ends the command."""
+    try:
+        key = key_for(config.signatures, Use.COMMANDS)
+    except PipelineError as error:
+        raise CommandError(str(error), Exit.USAGE) from None
+    return None if key is None else key.signer
+
+
+def believed_directives(config: Config) -> Callable[[Record], bool]:
+    """Whether a record of the control topic is a gate's, for commands that only show it.
+
+    Where no trust file is configured, every one counts. A wrong file ends the command.
+    """
+    if not config.signatures.required or config.signatures.trust_file is None:
+        return lambda _: True
+    try:
+        trust = WatchedTrust(Path(config.signatures.trust_file)).trust
+    except PipelineError as error:
+        raise CommandError(str(error), Exit.USAGE) from None
+
+    def believed(record: Record) -> bool:
+        header, now_us = record.headers.get(SIGNATURE), time.time_ns() // 1000
+        return trust.check(Topic.CONTROL, record.key, record.value, header, now_us) is Verdict.TRUSTED
+
+    return believed
+
+
+async def ask(kafka: KafkaConfig, command: Command, timeout_s: float, signer: Signer | None) -> Decision:
     """Send a command and wait for the decision that answers it. Raises UnansweredError."""
     await require_topics(kafka, (Topic.COMMANDS, Topic.DECISIONS))
     place = Partition(Topic.DECISIONS.value, gating_partition(command.rollout))
@@ -70,7 +104,7 @@ async def ask(kafka: KafkaConfig, command: Command, timeout_s: float) -> Decisio
         first = (await reader.end_offsets([place]))[place]
     finally:
         await reader.stop()
-    await _send(kafka, command)
+    await _send(kafka, command, signer)
     try:
         async with asyncio.timeout(timeout_s):
             async for record in follow(kafka, {place: first}):
@@ -83,23 +117,24 @@ async def ask(kafka: KafkaConfig, command: Command, timeout_s: float) -> Decisio
     except TimeoutError:
         pass
     raise UnansweredError(
-        f"no gate answered within {timeout_s:g} s: is `klaxon worker gate` running? The command stays in the"
-        " log and is obeyed when one starts; see `klaxon status`",
+        f"no gate answered within {timeout_s:g} s: is `klaxon worker gate` running? Does its trust file"
+        " hold the key of this command? It stays in the log and is obeyed when a gate starts before it is too"
+        " old (signatures.command_age_s); see `klaxon status`",
         Exit.UNREACHABLE,
     )
 
 
-async def _send(kafka: KafkaConfig, command: Command) -> None:
+async def _send(kafka: KafkaConfig, command: Command, signer: Signer | None) -> None:
+    topic, key, value = Topic.COMMANDS.value, command.rollout.encode(), msgspec.json.encode(command)
+    headers = [(CONTENT_TYPE, JSON.encode())]
+    if signer is not None:
+        headers.append(signer.header(topic, key, value))
     producer = AIOKafkaProducer(**client_options(kafka), acks="all")
     with quiet_aiokafka():
         await producer.start()
     try:
         await producer.send_and_wait(
-            Topic.COMMANDS.value,
-            msgspec.json.encode(command),
-            key=command.rollout.encode(),
-            partition=gating_partition(command.rollout),
-            headers=[(CONTENT_TYPE, JSON.encode())],
+            topic, value, key=key, partition=gating_partition(command.rollout), headers=headers
         )
     finally:
         await producer.stop()

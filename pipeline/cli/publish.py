@@ -18,6 +18,7 @@ import click
 from agents.publish import DeliveryError, KafkaRecordProducer
 from pipeline.cli import options
 from pipeline.cli.exits import CommandError, Exit
+from pipeline.cli.gate_link import signer_of_commands
 from pipeline.cli.options import config_option, json_option
 from pipeline.cli.playback import Due, Recorded, late, moved, records, schedule, value_of
 from pipeline.cli.printing import counted
@@ -27,6 +28,7 @@ from pipeline.workers.stopping import leave, stopping_within, unless
 from schemas.columns import Rejected
 from schemas.errors import UnknownTopicError
 from schemas.lines import READERS, event_time_us, key_of, read_line
+from schemas.signing import Signer
 from schemas.topics import CONTENT_TYPE, JSON, SOURCES, Topic, partition_of
 
 SHOWN: Final = 20
@@ -206,6 +208,8 @@ class _Sender:
     partitions: int
     lateness_us: int
     tally: Tally
+    signer: Signer | None = None
+    """For commands: events are not signed."""
 
     async def send(self, due: Sequence[Due], start_us: int) -> None:
         """Send these now, in order within every partition."""
@@ -221,8 +225,10 @@ class _Sender:
         for events in records(self.topic, [moved(one) for one in due]):
             # A record of one event carries its key, exactly as a keyed record of any other producer.
             key = due[at].line.key.encode() if len(events) == 1 else None
-            headers = ((CONTENT_TYPE, JSON.encode()),)
-            await self.producer.send(self.topic.value, partition, key, value_of(events), headers)
+            value, headers = value_of(events), [(CONTENT_TYPE, JSON.encode())]
+            if self.signer is not None:
+                headers.append(self.signer.header(self.topic.value, key, value))
+            await self.producer.send(self.topic.value, partition, key, value, headers)
             self.tally.accepted += len(events)
             at += len(events)
 
@@ -245,6 +251,7 @@ async def _send_all(
     speed: float | None,
     stop: asyncio.Event,
 ) -> None:
+    signer = signer_of_commands(config) if topic is Topic.COMMANDS else None
     asked = until_reached(config.kafka, lambda kafka: partition_counts(kafka, [topic]))
     counts = await unless(stop, asked)
     if counts is None:
@@ -262,7 +269,8 @@ async def _send_all(
     )
     await producer.start()
     try:
-        sender = _Sender(producer, topic, counts[topic], config.content.lateness_s * 1_000_000, tally)
+        lateness_us = config.content.lateness_s * 1_000_000
+        sender = _Sender(producer, topic, counts[topic], lateness_us, tally, signer)
         if shift or speed is not None:
             lines = await _whole(file, stop)
             await _play(sender, list(_read(topic, lines, tally)), shift, speed, stop)

@@ -14,7 +14,7 @@ import msgspec
 
 from pipeline.cli.break_glass import break_glass
 from pipeline.cli.exits import CommandError, Exit
-from pipeline.cli.gate_link import ask, run
+from pipeline.cli.gate_link import ask, run, signer_of_commands
 from pipeline.cli.options import config_option, json_option, seconds
 from pipeline.cli.spec_file import read_spec
 from pipeline.cli.standing import human, read_standings, silent_after_us
@@ -73,7 +73,7 @@ def status(name: str | None, config: Config, as_json: bool) -> int:
 
     Example: klaxon rollout status chat --json
     """
-    standings = run(read_standings(config.kafka))
+    standings = run(read_standings(config))
     chosen = [one for one in standings if name is None or one.rollout == name]
     if name is not None and not chosen:
         raise CommandError(f"there is no roll-out {name!r}; `klaxon rollout status` lists them", Exit.USAGE)
@@ -175,7 +175,7 @@ def abort(
 
     With --router nothing is sent: each FILE is what a router on this machine watches (`klaxon router --file
     FILE`). It gives everything to the fallback version within a second and stays there, whatever the control
-    topic says, until the file is removed.
+    topic says, until the file is removed. That needs no key: a file can only lower a weight.
 
     \b
     Example:
@@ -225,7 +225,7 @@ def _tell(
         msgspec.convert(msgspec.to_builtins(sent), Command)
     except msgspec.ValidationError as error:  # the gate would put it away unanswered
         raise CommandError(f"{command} {name[:60]!r}: {error}", Exit.USAGE) from None
-    decision = run(ask(config.kafka, sent, timeout_s))
+    decision = run(ask(config.kafka, sent, timeout_s, signer_of_commands(config)))
     if as_json:
         answer = {"accepted": decision.kind == "command", "command_id": sent.command_id, "decision": decision}
         click.echo(msgspec.json.encode(answer).decode())

@@ -18,13 +18,17 @@ from aiokafka.errors import KafkaError
 
 from agents.router.directive_file import WatchedFile
 from agents.router.runner import Change, Router, RouterSettings
+from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import config_option, json_option
 from pipeline.config import Config
+from pipeline.errors import PipelineError
 from pipeline.monitoring.endpoint import Asked, Endpoint
 from pipeline.monitoring.exposition import Snapshot
 from pipeline.monitoring.lines import set_up
 from pipeline.monitoring.process import resident_bytes
+from pipeline.signatures import NOT_REQUIRED, trust_for
 from pipeline.workers.stopping import stopping_within
+from schemas.plain import Plain
 from schemas.topics import Topic
 
 BEAT_EVERY_S: Final = 0.5
@@ -121,9 +125,16 @@ def router(config: Config, as_json: bool, file: Path | None) -> None:
         click.echo(json_line(change) if as_json else human_line(change))
         sys.stdout.flush()
 
+    try:
+        trust = trust_for(config.signatures)
+    except PipelineError as error:
+        raise CommandError(str(error), Exit.USAGE) from None
+    if trust is None:
+        logging.getLogger("klaxon.router").warning("%s", Plain(NOT_REQUIRED))
+
     async def main() -> None:
         with stopping_within(STOP_GRACE_S) as stop:
-            following = Router(settings, tell, None if file is None else WatchedFile(file))
+            following = Router(settings, tell, None if file is None else WatchedFile(file), trust)
             async with _monitored(following, config):
                 await following.run(stop)
 

@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from pipeline.cli.gate_link import newest, require_topics
-from pipeline.config import GateConfig, KafkaConfig
+from pipeline.cli.gate_link import believed_directives, newest, require_topics
+from pipeline.config import Config, GateConfig
 from pipeline.core.gate.answer import Obstacle, Told, obstacles, span
 from pipeline.core.gate.progress import Progress
 from pipeline.core.gate.state import RolloutMemory, StateError, decode_state
@@ -55,12 +55,13 @@ class Standing(Struct, frozen=True, kw_only=True):
     cause: Cause | None
 
 
-async def read_standings(kafka: KafkaConfig) -> list[Standing]:
+async def read_standings(config: Config) -> list[Standing]:
     """Every roll-out that a gate remembers, by name."""
-    await require_topics(kafka, (Topic.STATE, Topic.CONTROL))
-    states, _ = await newest(kafka, Topic.STATE)
-    control, _ = await newest(kafka, Topic.CONTROL)
-    return standings(states.values(), control.values())
+    believed = believed_directives(config)
+    await require_topics(config.kafka, (Topic.STATE, Topic.CONTROL))
+    states, _ = await newest(config.kafka, Topic.STATE)
+    control, _ = await newest(config.kafka, Topic.CONTROL)
+    return standings(states.values(), filter(believed, control.values()))
 
 
 def standings(states: Iterable[Record], control: Iterable[Record]) -> list[Standing]:

@@ -81,7 +81,7 @@ def _judged(one: Standing, now_us: int, silent_us: int) -> dict[str, object]:
 
 async def _read(config: Config) -> tuple[list[Standing], list[SourceStanding]]:
     await require_topics(config.kafka, (*SOURCES, Topic.BUCKETS))
-    standings = await read_standings(config.kafka)
+    standings = await read_standings(config)
     return standings, await read_sources(config)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import click
 import msgspec
 from msgspec.structs import replace
 
-from pipeline.cli.gate_link import follow, newest, require_topics, run
+from pipeline.cli.gate_link import believed_directives, follow, newest, require_topics, run
 from pipeline.cli.options import config_option, json_option, seconds
 from pipeline.cli.standing import cause_line
 from pipeline.config import Config, KafkaConfig
@@ -31,16 +32,21 @@ def watch(
 ) -> None:
     """Follow the control topic: one line per directive, those in force first. Ends with Ctrl-C.
 
+    Records that no trusted key signed are left out; without signatures.trust_file everything is shown.
+
     Example: klaxon watch --json | jq .weights
     """
-    shown = Shown(name, renewals)
+    shown = Shown(name, renewals, believed_directives(config))
     run(_watch(config.kafka, shown, as_json, count, for_s))
 
 
 class Shown:
     """Which directives are told: the first of a roll-out, and whatever changes more than the lease."""
 
-    def __init__(self, name: str | None, renewals: bool) -> None:
+    def __init__(
+        self, name: str | None, renewals: bool, believed: Callable[[Record], bool] = lambda _: True
+    ) -> None:
+        self._believed = believed
         self._name = name
         self._renewals = renewals
         self._last: dict[str, Directive] = {}
@@ -51,6 +57,8 @@ class Shown:
             directive = read_json(record.value, Directive)
         except msgspec.MsgspecError:
             return None  # a foreign record; the gate overrules it with its next one
+        if not self._believed(record):
+            return None
         if self._name is not None and directive.rollout != self._name:
             return None
         before = self._last.get(directive.rollout)

@@ -91,6 +91,11 @@ def as_it_is(value: int, _now_us: int) -> float:
     return float(value)
 
 
+def not_negative(value: int, _now_us: int) -> float | None:
+    """−1 is none."""
+    return None if value < 0 else float(value)
+
+
 def seconds(value: int, _now_us: int) -> float:
     """Of microseconds."""
     return value / 1_000_000
@@ -279,6 +284,8 @@ METRICS: Final = (
             meaning="Memories of roll-outs that are not on klaxon.rollouts."),
         _counter("klaxon_commands_repeated_total", "commands_repeated",
             meaning="Commands that came twice and were obeyed once."),
+        _gauge("klaxon_signing_key_valid_seconds", "seconds", "signing_key_valid_s", not_negative,
+            meaning="Until readers no longer believe the key that this gate signs with; absent without end."),
         _gauge("klaxon_version_mismatches", "", "version_mismatches",
             meaning="Pairs and requests in evidence whose versions are not those under test."),
     ),

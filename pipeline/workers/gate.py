@@ -31,6 +31,7 @@ from pipeline.workers.dead_letters import VersionError, dead_letters, send_lette
 from pipeline.workers.faults import fault
 from pipeline.workers.gate_counts import GateCounts, seat_gauges
 from pipeline.workers.gate_log import remembered, since
+from pipeline.workers.gate_signatures import GateSignatures
 from pipeline.workers.gate_watch import PAUSE_S, ControlWatch
 from pipeline.workers.gate_writer import FencedError, GateWriter, control_value
 from pipeline.workers.intake import Intake
@@ -44,6 +45,7 @@ from schemas.commands import COMMANDS
 from schemas.control import Command
 from schemas.plain import Log, Plain
 from schemas.records import UnknownVersionError, read_msgpack
+from schemas.signing import SIGNATURE
 from schemas.topics import SOURCES, Topic, gating_partition
 
 log: Log = logging.getLogger("klaxon.gate")
@@ -101,8 +103,15 @@ class GateWorker:
     """Processor of `gate`."""
 
     def __init__(
-        self, link: Link, config: Config, settings: GateSettings, sources: Mapping[str, int]
+        self,
+        link: Link,
+        config: Config,
+        settings: GateSettings,
+        sources: Mapping[str, int],
+        signatures: GateSignatures,
     ) -> None:
+        signatures.announce()
+        self._signatures = signatures
         self._link = link
         self._config = config
         self._settings = settings
@@ -132,8 +141,8 @@ class GateWorker:
         seat = _Seat(
             number,
             GateCore(number, self._sources, self._settings),
-            GateWriter(self._config.kafka, number),
-            ControlWatch(self._config.kafka, number),
+            GateWriter(self._config.kafka, number, self._signatures),
+            ControlWatch(self._config.kafka, number, self._signatures),
             Intake(self._link, self._config.kafka),
             Waits(f"gating partition {number}"),
             attempt,
@@ -185,8 +194,12 @@ class GateWorker:
 
     def gauges(self) -> dict[str, dict[str, int]]:
         said = self._watched.gauges()
+        for thing, refused in self._signatures.gauges().items():
+            said[thing] = {**said.get(thing, {}), **refused}
+        valid_s = self._signatures.key_valid_s()
         for number, seat in sorted(self._seats.items()):
             said |= seat_gauges(seat.core, taken=seat.settled.is_set(), fenced=self._watched.fenced[number])
+            said[f"gating/{number}"]["signing_key_valid_s"] = valid_s
             for place in seat.places:
                 position, expected = self._link.position(place), seat.intake.expected(place)
                 if position is not None and expected is not None:
@@ -265,7 +278,7 @@ class GateWorker:
         await reader.start()
         try:
             waits.step("its memory: state, directives and roll-outs")
-            memory = await remembered(reader, seat.partition)
+            memory = await remembered(reader, seat.partition, self._signatures)
             seat.core.restore(memory.states, memory.control, memory.rollouts)
             waits.step("a connection to watch the control topic with")
             await seat.watch.start(memory.control_end)
@@ -334,11 +347,17 @@ class GateWorker:
             )
 
     async def _obey(self, seat: _Seat, record: Record) -> None:
+        if (refusal := self._signatures.command_fault(record, _now_us())) is not None:
+            await self._refuse(record, [Rejected(None, SIGNATURE, refusal, "untrusted")])
+            return
         commands, positions, rejected = COMMANDS.read(record.value)
         ours: list[Command] = []
         for command, position in zip(commands, positions.tolist(), strict=True):
             owner = gating_partition(command.rollout)
-            if owner == seat.partition:
+            known = seat.core.knows(command.command_id)
+            if not known and (age := self._signatures.age_fault(command, _now_us())) is not None:
+                rejected.append(Rejected(position, "ts_us", age, "untrusted"))
+            elif owner == seat.partition:
                 ours.append(command)
             else:  # obeyed here as well, the roll-out would have two gates
                 reason = f"partition {owner} decides about this roll-out; key its commands by its name"
@@ -409,6 +428,7 @@ class GateWorker:
 
     async def _upkeep(self, seat: _Seat) -> None:
         """Read what Faust left out; commit, so that lag is visible (the core's memory decides, not this)."""
+        self._signatures.poll(time.monotonic())
         for place in seat.places:
             async for record in seat.intake.left_behind(place):
                 await self._apply(seat, record)
@@ -438,12 +458,13 @@ def gate_settings(config: Config) -> GateSettings:
 
 
 def gate(config: Config) -> WorkerSpec:
-    """The worker, configured. Reads the policy file: blocks; raises PolicyError."""
+    """The worker, configured. Reads policy and key files: blocks; raises PipelineError for wrong ones."""
+    signatures = GateSignatures.of(config.signatures)
     told = gate_settings(config)
 
     def make(link: Link, counts: Mapping[Topic, int]) -> GateWorker:
         sources = {topic.value: counts[topic] for topic in SOURCES}
-        return GateWorker(link, config, told, sources)
+        return GateWorker(link, config, told, sources, signatures)
 
     return WorkerSpec("gate", reads=READS, needs=(*WRITES, *SOURCES), make=make, new_groups_start_at_end=True)
 

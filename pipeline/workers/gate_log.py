@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,15 +11,17 @@ from typing import Final
 import msgspec
 
 from pipeline.core.gate.gating import ReadFrom
-from pipeline.core.gate.outbid import numbers
 from pipeline.core.gate.state import StateError, StateRecord, decode_state
 from pipeline.workers.broker import RangeReader
 from pipeline.workers.dead_letters import VersionError
+from pipeline.workers.gate_signatures import UNSIGNED, GateSignatures
 from pipeline.workers.gate_watch import directive_of, name_of
 from pipeline.workers.records import Partition, Record
 from schemas.control import Directive, Rollout
+from schemas.control_log import GreatestBelieved, Stated
 from schemas.plain import Log, Plain
 from schemas.records import UnknownVersionError, read_json
+from schemas.signing import SIGNATURE
 from schemas.topics import Topic
 
 log: Log = logging.getLogger("klaxon.gate")
@@ -38,37 +41,44 @@ class Remembered:
     """Where the control topic goes on."""
 
 
-async def remembered(reader: RangeReader, partition: int) -> Remembered:
+async def remembered(
+    reader: RangeReader, partition: int, signatures: GateSignatures = UNSIGNED
+) -> Remembered:
     """Read state, directives and roll-outs of a gating partition to their ends.
 
     Records that cannot be read are none of ours: said and passed over. The next directive stands above them.
+    A directive that no trusted key signed counts as none; so does the newest where another key than the
+    present one signed it: the gate writes it anew, and everything on the topic is then signed with one key.
     Raises VersionError for states and roll-outs that a newer gate wrote.
     """
     places = [Partition(topic.value, partition) for topic in MEMORY]
     begins, ends = await reader.begin_offsets(places), await reader.end_offsets(places)
     newest: dict[tuple[Topic, bytes], Record] = {}
-    greatest: dict[str, Directive] = {}
+    now_us = time.time_ns() // 1000
+
+    def believed(stated: Stated) -> bool:
+        headers = {} if stated.header is None else {SIGNATURE: stated.header}
+        return signatures.believes(stated.directive.rollout.encode(), stated.value, headers, now_us)
+
+    greatest = GreatestBelieved(believed)
     async for record in reader.read({place: (begins[place], ends[place]) for place in places}):
         newest[record.topic, record.key or b""] = record
         if record.topic is Topic.CONTROL:
-            _raise_to(greatest, record)
+            directive = directive_of(name_of(record.key), record.value)
+            if directive is not None:
+                greatest.offer(Stated(directive, record.value, record.headers.get(SIGNATURE)))
     found = Remembered(control_end=ends[Partition(Topic.CONTROL.value, partition)])
-    found.control.extend(greatest.items())
+    found.control.extend(greatest.settle().items())
     for record in newest.values():
         if record.topic is Topic.CONTROL:
             name = name_of(record.key)
-            found.control.append((name, directive_of(name, record.value)))
+            ours = signatures.is_current(record.headers) and signatures.believes(
+                record.key, record.value, record.headers, now_us
+            )
+            found.control.append((name, directive_of(name, record.value) if ours else None))
         elif record.value:
             _sort_in(found, record)
     return found
-
-
-def _raise_to(greatest: dict[str, Directive], record: Record) -> None:
-    name = name_of(record.key)
-    directive = directive_of(name, record.value)
-    before = greatest.get(name)
-    if directive is not None and (before is None or numbers(before) < numbers(directive)):
-        greatest[name] = directive
 
 
 def _sort_in(found: Remembered, record: Record) -> None:

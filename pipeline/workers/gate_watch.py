@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from pipeline.config import KafkaConfig
 from pipeline.workers.broker import client_options, isolation
+from pipeline.workers.gate_signatures import UNSIGNED, GateSignatures
 from schemas.control import Directive
 from schemas.plain import Log, Plain
 from schemas.records import read_json
@@ -31,7 +32,8 @@ TELL_EVERY_S: Final = 10.0
 class ControlWatch:
     """Follows one partition of the control topic from an offset on. `start` before use, `stop` after."""
 
-    def __init__(self, kafka: KafkaConfig, partition: int) -> None:
+    def __init__(self, kafka: KafkaConfig, partition: int, signatures: GateSignatures = UNSIGNED) -> None:
+        self._signatures = signatures
         self._place = TopicPartition(Topic.CONTROL.value, partition)
         self._consumer: AIOKafkaConsumer[bytes, bytes] = AIOKafkaConsumer(
             **client_options(kafka),
@@ -61,9 +63,11 @@ class ControlWatch:
     async def foreign(self) -> dict[str, list[Directive | None]]:
         """Foreign records since the last call, by the roll-out that is their key; waits at most POLL_MS.
 
-        None stands for a tombstone, for what is no directive, and for one of another roll-out than its key:
-        routers pass over that, but compaction puts it in the place of ours.
+        None stands for a tombstone, for what is no directive, for one of another roll-out than its key, and
+        for one that no trusted key signed: routers pass over that, but compaction puts it in the place of
+        ours. So its numbers count for nothing, and use none up.
         """
+        now_us = time.time_ns() // 1000
         found: dict[str, list[Directive | None]] = {}
         for records in (await self._consumer.getmany(self._place, timeout_ms=POLL_MS)).values():
             for record in records:
@@ -71,7 +75,10 @@ class ControlWatch:
                     self._own.remove(record.value)
                     continue
                 name = name_of(record.key)
-                found.setdefault(name, []).append(directive_of(name, record.value))
+                directive = directive_of(name, record.value)
+                if not self._signatures.believes(record.key, record.value, dict(record.headers), now_us):
+                    directive = None
+                found.setdefault(name, []).append(directive)
         return found
 
     def tell(self, name: str | None, records: int, answer: str) -> None:

@@ -20,6 +20,7 @@ from pipeline.core.gate.state import encode_state
 from pipeline.errors import PipelineError
 from pipeline.workers.broker import client_options
 from pipeline.workers.faults import fault
+from pipeline.workers.gate_signatures import UNSIGNED, GateSignatures
 from schemas.control import Directive
 from schemas.topics import CONTENT_TYPE, JSON, Topic
 
@@ -39,8 +40,9 @@ class FencedError(PipelineError):
 class GateWriter:
     """Not re-entrant: one `write` at a time. `start` before use, `close` after."""
 
-    def __init__(self, kafka: KafkaConfig, partition: int) -> None:
+    def __init__(self, kafka: KafkaConfig, partition: int, signatures: GateSignatures = UNSIGNED) -> None:
         self._partition = partition
+        self._signatures = signatures
         self._transactional = kafka.transactions
         transaction = (
             {
@@ -109,8 +111,10 @@ class GateWriter:
                 self._writing.exception()  # seen: there is nothing to be done about it any more
 
     async def _send(self, topic: Topic, key: str, value: bytes) -> None:
+        named = key.encode()
+        headers = [*HEADERS, *self._signatures.headers(topic, named, value)]
         await self._producer.send_and_wait(
-            topic.value, value, key=key.encode(), partition=self._partition, headers=HEADERS
+            topic.value, value, key=named, partition=self._partition, headers=headers
         )
 
 

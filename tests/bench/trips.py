@@ -33,6 +33,7 @@ from tests.bench.drain import cpu_s
 from tests.bench.errors import BenchError
 from tests.bench.rows import Row, row
 from tests.bench.stages import STAGES, NotingProducer, Timed, stages
+from tests.kafka import keys
 from tests.kafka.broker import Broker
 from tests.kafka.processes import KLAXON, Worker
 from tests.kafka.records import now_us
@@ -178,12 +179,13 @@ class _Fleet:
             arguments={"spec": msgspec.to_builtins(spec)},
             by="bench",
         )
+        key, value = rollout.encode(), msgspec.json.encode(command)
         await self.commands.send_and_wait(
             Topic.COMMANDS.value,
-            msgspec.json.encode(command),
-            key=rollout.encode(),
+            value,
+            key=key,
             partition=gating_partition(rollout),
-            headers=[(CONTENT_TYPE, JSON.encode())],
+            headers=[(CONTENT_TYPE, JSON.encode()), keys.command_header(key, value)],
         )
         try:
             await asyncio.wait_for(self.routed.started[rollout].wait(), DUE_S)

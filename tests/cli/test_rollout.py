@@ -19,6 +19,7 @@ from pipeline.cli.rollout import answer_line, exit_code, rollout
 from pipeline.cli.spec_file import read_spec
 from schemas.control import Decision, Directive, Inputs
 from tests.conftest import REPOSITORY
+from tests.kafka import keys
 from tests.kafka.broker import Broker
 from tests.kafka.processes import KLAXON, Worker
 from tests.workers.fleet import QUICK, fleet, send_pairs
@@ -122,6 +123,7 @@ def test_answers_and_exit_codes() -> None:
 def test_without_a_broker_a_clear_line_and_exit_3(tmp_path: Path) -> None:
     environment = {
         **os.environ,
+        **keys.settings(),
         "KLAXON_KAFKA_BOOTSTRAP": "127.0.0.1:1",
         "KLAXON_KAFKA_CONNECT_TIMEOUT_S": "1",
     }

@@ -17,6 +17,7 @@ from agents.router.runner import Router, RouterSettings
 from pipeline.cli.router import json_line
 from schemas.topics import Topic, gating_partition
 from tests.conftest import REPOSITORY
+from tests.kafka import keys
 from tests.kafka.broker import Broker
 from tests.kafka.processes import KLAXON
 from tests.kafka.records import Written, dump, produce
@@ -34,6 +35,8 @@ class RouterSeen:
 
     lines: list[Line] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    gauges: Callable[[], dict[str, dict[str, int]]] = dict
+    """Of a router in this process."""
 
     def take(self, line: str | bytes) -> None:
         """The next line."""
@@ -93,10 +96,12 @@ async def router(
 
 
 @asynccontextmanager
-async def router_here(broker: Broker, name: str) -> AsyncIterator[RouterSeen]:
-    """The same router in this process: it starts at once."""
+async def router_here(broker: Broker, name: str, *, credulous: bool = False) -> AsyncIterator[RouterSeen]:
+    """The same router in this process: it starts at once. `credulous`: it verifies nothing."""
     seen, stop = RouterSeen(), asyncio.Event()
-    running = Router(RouterSettings(broker.bootstrap, name), lambda change: seen.take(json_line(change)))
+    settings, trust = RouterSettings(broker.bootstrap, name), None if credulous else keys.trusted()
+    running = Router(settings, lambda change: seen.take(json_line(change)), None, trust)
+    seen.gauges = running.gauges
     task = asyncio.create_task(running.run(stop))
     try:
         yield seen

@@ -68,7 +68,17 @@ def test_all_four_workers_and_a_router_are_there() -> None:
     assert ("router",) in commands
     assert ("topics", "create") in commands
     assert ("migrate",) in commands
+    assert ("keys", "create", "--if-absent") in commands
     assert all(command[0] in COMMANDS for command in commands)
+
+
+def test_only_the_gate_holds_private_keys() -> None:
+    mounts = {name: service["volumes"] for name, service in ours().items()}
+    holders = {name for name, found in mounts.items() if any(one.startswith("keys:") for one in found)}
+    assert holders == {"keys", "gate"}
+    for name in ("gate", "router"):
+        assert "trust:/var/lib/klaxon/trust:ro" in ours()[name]["volumes"]
+        assert ours()[name]["depends_on"]["keys"] == {"condition": "service_completed_successfully"}
 
 
 def test_variables_are_known_and_give_the_file_other_addresses() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.infra.test_compose import ours
+from tests.kafka import keys
 from tests.kafka.broker import Broker
 from tests.kafka.processes import KLAXON, Worker
 from tests.kafka.records import delete_topics
@@ -35,7 +36,13 @@ class Composed:
             "KLAXON_KAFKA_BOOTSTRAP": broker.bootstrap,
             "KLAXON_CLICKHOUSE_DSN": f"chdb://{folder}/clickhouse",
             "KLAXON_CLICKHOUSE_PASSWORD": "",
+            **{name: self._place(path) for name, path in keys.settings().items()},
         }
+
+    def _place(self, path: str) -> str:
+        """Where the compose file's volumes are here."""
+        kind = "trust" if path.endswith(".yaml") else "keys"
+        return str(self._folder / kind / Path(path).name)
 
     def environment(self, service: str) -> dict[str, str]:
         """The variables of a service. One that is an address in another network must be replaced here."""
@@ -70,6 +77,9 @@ async def test_the_composed_services_start_and_a_directive_reaches_the_router(
     assert "klaxon.control" in await composed.done("topics")
     await composed.done("topics", "topics", "check")
     await composed.done("migrate")
+    made = await composed.done("keys")
+    assert made.count("private key") == 2
+    assert "nothing was made" in await composed.done("keys"), "keys outlive a second start"
     spec = tmp_path / "spec.yaml"
     spec.write_text(SPEC)
     async with AsyncExitStack() as stack:

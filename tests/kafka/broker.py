@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.config import KafkaConfig, load_config
 from tests.conftest import REPOSITORY, required_or_skip
+from tests.kafka import keys
 
 KAFKA_SH = REPOSITORY / "infra" / "kafka" / "kafka.sh"
 START_TIMEOUT_S = 240
@@ -34,7 +35,10 @@ class Broker:
 
 
 def broker_of(config: KafkaConfig) -> Broker:
-    """The broker of this configuration, with the same configuration as `KLAXON_KAFKA_*` variables."""
+    """The broker of this configuration, with the same configuration as `KLAXON_KAFKA_*` variables.
+
+    Processes that are given these sign and verify, with the keys of the test run.
+    """
     default = KafkaConfig()
     changed = {
         name: getattr(config, name)
@@ -43,7 +47,8 @@ def broker_of(config: KafkaConfig) -> Broker:
     }
     return Broker(
         config,
-        {
+        keys.settings()
+        | {
             f"KLAXON_KAFKA_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in changed.items()
         },
@@ -99,6 +104,7 @@ def tansu(log: Path) -> Iterator[Broker]:
         required_or_skip(str(error))
     with embedded.embedded_broker(log) as bootstrap:
         settings = {
+            **keys.settings(),
             **embedded.KAFKA_SETTINGS,
             "KLAXON_KAFKA_BOOTSTRAP": bootstrap,
             "KLAXON_KAFKA_PARTITIONS": "2",

@@ -15,6 +15,7 @@ from aiokafka.structs import ConsumerRecord
 
 from pipeline.workers import topics
 from schemas.topics import CONTENT_TYPE, JSON, Topic
+from tests.kafka import keys
 from tests.kafka.broker import Broker
 from tests.kafka.waiting import eventually
 
@@ -29,6 +30,9 @@ class Written:
     partition: int | None = None
     content_type: str | None = JSON
     timestamp_ms: int | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    signed: bool = True
+    """A command is signed as an operator's; no other record is."""
 
 
 async def fresh_topics(broker: Broker) -> None:
@@ -85,7 +89,11 @@ async def produce(broker: Broker, records: Iterable[Written]) -> list[int]:
     offsets = []
     async with producer(broker) as client:
         for record in records:
-            headers = [] if record.content_type is None else [(CONTENT_TYPE, record.content_type.encode())]
+            headers = list(record.headers)
+            if record.content_type is not None:
+                headers.append((CONTENT_TYPE, record.content_type.encode()))
+            if record.signed and record.topic == Topic.COMMANDS:
+                headers.append(keys.command_header(record.key, record.value))
             sent = await client.send_and_wait(
                 record.topic,
                 record.value,

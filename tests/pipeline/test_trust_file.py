@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.config import SignaturesConfig
 from pipeline.key_file import KeyFileError, WatchedKey, create_key_file, read_key_file
@@ -16,6 +19,7 @@ from pipeline.trust_file import (
     WatchedTrust,
     parse_trust,
     read_trust_file,
+    trust_of,
     trust_text,
 )
 from schemas.signing import Signer, TrustedKey, Use
@@ -85,6 +89,18 @@ def test_a_bad_file_is_refused_with_line_key_and_remedy(old: str, new: str, told
     with pytest.raises(TrustFileError) as raised:
         parse_trust(GOOD.replace(old, new), "t")
     assert str(raised.value).startswith(told.replace("{NAME}", NAME))
+
+
+@given(st.data())
+def test_whatever_a_file_says_it_is_read_or_refused(data: st.DataObject) -> None:
+    """Lines of a good file left out, put elsewhere, spoilt: never anything but TrustFileError."""
+    lines = data.draw(st.lists(st.sampled_from(GOOD.splitlines()), max_size=12))
+    at = data.draw(st.integers(0, max(0, len(lines) - 1)))
+    times = ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", ".inf", "[]", "''")
+    spoilt = "    valid_from: " + data.draw(st.sampled_from(times))
+    text = "\n".join([*lines[:at], spoilt, *lines[at:], data.draw(st.text(max_size=20))])
+    with suppress(TrustFileError):
+        trust_of(parse_trust(text, "t"))
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
@@ -174,6 +190,23 @@ def test_another_key_in_a_keys_place_is_taken_up(tmp_path: Path, caplog: pytest.
     watched.poll(5.0)
     assert watched.signer.key_id == second.key_id
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
+
+
+def test_a_key_takes_over_when_it_is_trusted_no_sooner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, following = tmp_path / "a.key", tmp_path / "b.key"
+    first, second = create_key_file(path), create_key_file(following)
+    watched, trusted = WatchedKey(path), {first.key_id}
+    following.replace(path)
+    for now_s in (1.5, 3.0, 4.5):
+        watched.poll(now_s, lambda signer: signer.key_id in trusted)
+        assert watched.signer.key_id == first.key_id
+    assert [record.levelno for record in caplog.records] == [logging.ERROR], "said once"
+    assert f"{second.key_id} is not in the trust file here" in caplog.text
+    trusted.add(second.key_id)
+    watched.poll(6.0, lambda signer: signer.key_id in trusted)
+    assert watched.signer.key_id == second.key_id
 
 
 def test_a_process_that_must_sign_or_verify_does_not_begin_without(tmp_path: Path) -> None:

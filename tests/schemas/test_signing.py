@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from schemas.signing import (
     signer_of,
 )
 from schemas.topics import Topic
+from tests.conftest import REPOSITORY
 from tests.schemas import ed25519
 
 VECTORS: dict[str, Any] = json.loads(
@@ -62,6 +64,16 @@ def test_our_vectors_are_signed_alike_and_believed() -> None:
         trust = trusting(signer=signer)
         assert trust.check(topic, key, value, vector["header"].encode(), NOW_US) is Verdict.TRUSTED
     assert len({vector["header"] for vector in VECTORS["records"]}) == len(VECTORS["records"])
+
+
+def test_the_page_for_other_implementations_says_the_same() -> None:
+    page = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    for vector in VECTORS["records"]:
+        arguments = (vector["topic"], vector["key"].encode(), vector["value"].encode())
+        assert names["header"](bytes.fromhex(vector["private_key"]), *arguments) == vector["header"]
 
 
 def test_every_refusal_has_its_name() -> None:

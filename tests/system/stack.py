@@ -20,6 +20,7 @@ from aiokafka.structs import ConsumerRecord
 from schemas.topics import CONTENT_TYPE, GATING_PARTITIONS, JSON, TICK, Topic, gating_partition
 from tests import oracle
 from tests.conftest import REPOSITORY
+from tests.kafka import keys
 from tests.kafka.broker import Broker
 from tests.kafka.processes import KLAXON, Worker
 from tests.kafka.records import committed_offsets, delete_topics
@@ -229,7 +230,7 @@ class Stack:
             value,
             key=key,
             partition=gating_partition(traffic.rollout),
-            headers=[(CONTENT_TYPE, JSON.encode())],
+            headers=[(CONTENT_TYPE, JSON.encode()), keys.command_header(key, value)],
         )
         wanted = f"{traffic.rollout}/{name}"
         await self.follower.until(

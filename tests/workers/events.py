@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 SIGNATURE = "0123456789abcdef0123456789abcdef"
@@ -82,7 +83,7 @@ def start_command(command_id: str = "c1", policy: str = POLICY) -> dict[str, Any
         "v": 1,
         "command_id": command_id,
         "rollout": "r1",
-        "ts_us": 1,
+        "ts_us": time.time_ns() // 1000,
         "command": "start",
         "by": "test",
         "arguments": {

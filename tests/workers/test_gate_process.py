@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from pipeline.signatures import NOT_REQUIRED
+from schemas.signing import SIGNATURE, Signer, Use, Verdict
 from schemas.topics import Topic
+from tests.kafka import keys
 from tests.kafka.broker import Broker
-from tests.kafka.processes import Worker
-from tests.kafka.records import Written, dump, produce
+from tests.kafka.processes import GAUGES_EVERY_SECOND, Worker
+from tests.kafka.records import Written, dump, now_us, produce
 from tests.kafka.waiting import eventually
 from tests.workers.events import encoded, start_command
 from tests.workers.fleet import QUICK, SEAT, decisions, directives, fleet, send_pairs, start_rollout
@@ -112,6 +115,72 @@ async def test_a_malformed_command_goes_to_the_dead_letter(kafka: Broker, log_fo
         (letter,) = await eventually(letters)
     assert json.loads(letter.value)["field"] == "command"
     assert await directives(kafka) == []
+
+
+async def test_a_command_that_no_operator_signed_is_refused_by_name(kafka: Broker, log_folder: Path) -> None:
+    """Each is counted and named in its dead letter; the one that is signed is obeyed, once."""
+    operator, gates = keys.signer(Use.COMMANDS), keys.signer(Use.DIRECTIVES)
+    good = encoded(start_command("good"))
+    old = encoded({**start_command("old"), "ts_us": now_us() - 3_700_000_000})
+    ahead = encoded({**start_command("ahead"), "ts_us": now_us() + 3_600_000_000})
+
+    def written(value: bytes, signer: Signer | None, signed: bytes | None = None) -> Written:
+        header = () if signer is None else (signer.header(Topic.COMMANDS, b"r1", signed or value),)
+        return Written(Topic.COMMANDS, value, key=b"r1", partition=SEAT, headers=header, signed=False)
+
+    forged = {
+        "unsigned: not obeyed": written(encoded(start_command("a")), None),
+        "wrong signature: ": written(encoded(start_command("b")), operator, good),
+        "unknown key: ": written(encoded(start_command("c")), keys.STRANGER),
+        "not for this use: ": written(encoded(start_command("d")), gates),
+        "outside validity: ": written(encoded(start_command("e")), keys.ENDED),
+        "over 3600 s (signatures.command_age_s) ago": written(old, operator),
+        "over 300 s from now": written(ahead, operator),
+    }
+    environment = {**QUICK, **GAUGES_EVERY_SECOND}
+    async with Worker("gate", kafka, log_folder, environment=environment) as gate:
+        await gate.until_log(f"gating partition {SEAT}: taken")
+        await produce(kafka, forged.values())
+
+        async def letters() -> list[Any]:
+            found = await dump(kafka, Topic.DEAD_LETTER)
+            return found if len(found) == len(forged) else []
+
+        told = [json.loads(letter.value) for letter in await eventually(letters)]
+        assert await directives(kafka) == []
+        await produce(kafka, [written(good, operator), written(good, operator)])
+
+        async def repeated() -> bool:
+            return gate.gauges().get(f"gating/{SEAT}", {}).get("commands_repeated", 0) == 1
+
+        await eventually(repeated)
+        counted = {name: count for name, count in gate.gauges()["refused/command"].items() if count}
+    for letter, reason in zip(told, forged, strict=True):
+        assert reason in letter["reason"]
+        assert letter["kind"] == "untrusted"
+        assert letter["field"] == ("ts_us" if reason.startswith("over") else SIGNATURE)
+    assert counted == {
+        "unsigned": 1, "wrong_signature": 1, "unknown_key": 1, "not_for_this_use": 1, "outside_validity": 1,
+        "expired": 2,
+    }  # fmt: skip
+    assert [one["command_id"] for one in await decisions(kafka)] == ["good"]
+    (first, *_) = await dump(kafka, Topic.CONTROL)
+    signed_by = dict(first.headers)[SIGNATURE]
+    assert keys.trusted().check(Topic.CONTROL, b"r1", first.value, signed_by, now_us()) is Verdict.TRUSTED
+
+
+async def test_with_signatures_off_anybody_is_obeyed_and_it_says_so(kafka: Broker, log_folder: Path) -> None:
+    environment = {**QUICK, "KLAXON_SIGNATURES_REQUIRED": "false"}
+    async with Worker("gate", kafka, log_folder, environment=environment) as gate:
+        await gate.until_log(NOT_REQUIRED)
+        await gate.until_log(f"gating partition {SEAT}: taken")
+        value = encoded({**start_command(), "ts_us": 1})
+        await produce(kafka, [Written(Topic.COMMANDS, value, key=b"r1", partition=SEAT, signed=False)])
+
+        async def obeyed() -> list[dict[str, Any]]:
+            return await decisions(kafka, "command")
+
+        await eventually(obeyed)
 
 
 async def test_a_command_in_the_wrong_partition_makes_no_second_gate(kafka: Broker, log_folder: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli.standing import obstacles_of, read_standings
+from pipeline.config import load_config
 from pipeline.core.gate.answer import Obstacle
 from schemas.topics import Topic
 from tests.conftest import REPOSITORY
@@ -45,7 +46,7 @@ async def first_of(broker: Broker, code: str, silent_after_us: int = AWAY_US) ->
     """Wait until this is the first reason, and give it."""
 
     async def told() -> Obstacle | None:
-        standings = await read_standings(broker.config)
+        standings = await read_standings(load_config(None, broker.environment))
         found = [one for standing in standings for one in obstacles_of(standing, now_us(), silent_after_us)]
         return found[0] if found and found[0].code == code else None
 

@@ -57,6 +57,10 @@ monitoring:
 archive:
   block_age_ms: 500
   query_listen: {query_listen}
+signatures:
+  trust_file: {folder}/keys/trust.yaml
+  directive_key_file: {folder}/keys/directives.key
+  command_key_file: {folder}/keys/commands.key
 """
 
 
@@ -172,7 +176,11 @@ async def stage(folder: Path, wanted: Config, say: Callable[[str], None]) -> Asy
     with broker_in(folder) as bootstrap:
         made = _write_configuration(folder, bootstrap, wanted)
         say(f"broker on {bootstrap} (Tansu, in memory, no transactions: one gate process)")
-        topics, tables = await asyncio.gather(made.command("topics", "create"), made.command("migrate"))
+        topics, tables, _ = await asyncio.gather(
+            made.command("topics", "create"),
+            made.command("migrate"),
+            made.command("keys", "create", "--if-absent"),
+        )
         say(f"{len(topics.splitlines())} topics; {tables.strip().splitlines()[-1]} (ClickHouse in process)")
         try:
             for name in WORKERS:

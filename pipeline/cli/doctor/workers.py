@@ -13,7 +13,7 @@ import msgspec
 from aiokafka.errors import KafkaError
 
 from pipeline.cli.doctor.findings import Finding, Severity
-from pipeline.cli.gate_link import tail
+from pipeline.cli.gate_link import believed_directives, tail
 from pipeline.cli.standing import Standing, obstacles_of, silent_after_us, standings
 from pipeline.cli.status import SourceStanding, read_sources
 from pipeline.config import Config, KafkaConfig
@@ -62,7 +62,7 @@ async def worker_findings(config: Config, look_s: float) -> list[Finding]:
     found += source_findings(before_sources, sources, members)
     states = await _everything(config.kafka, Topic.STATE)
     control = await _everything(config.kafka, Topic.CONTROL)
-    known = standings(states, control)
+    known = standings(states, filter(believed_directives(config), control))
     now_us, silent_us = time.time_ns() // 1000, silent_after_us(config.gate)
     found += lease_findings(known, now_us, silent_us)
     found += settings_findings(states, _own_hash(config), now_us, silent_us)

@@ -147,6 +147,10 @@ class GateCore:
             return [*effects, self._refuse(command, run, str(refusal), now_us)]
         return [*effects, self._enact(command, run, obeyed, now_us)]
 
+    def knows(self, command_id: str) -> bool:
+        """Whether a command of this id was answered; of the last COMMAND_IDS_KEPT."""
+        return command_id in self._commands.command_ids
+
     def judge_complete(self, now_us: int) -> list[Effect]:
         """Fold and judge every second that has become complete, in order."""
         target = self._intake.complete_through()

@@ -14,14 +14,10 @@ from msgspec.structs import replace
 
 from pipeline.core.gate.state import RolloutMemory
 from schemas.control import MAX_EPOCH, MAX_GENERATION, Directive
+from schemas.control_log import numbers
 
 LAST: Final = (MAX_GENERATION, MAX_EPOCH)
 """Nothing can be written above these numbers."""
-
-
-def numbers(directive: Directive) -> tuple[int, int]:
-    """Generation and epoch: routers obey only a greater pair."""
-    return (directive.generation, directive.epoch)
 
 
 def above(memory: RolloutMemory, directive: Directive) -> RolloutMemory:

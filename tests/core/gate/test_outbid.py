@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.router.core import RouterState
-from pipeline.core.gate.outbid import LAST, above, next_epoch, numbers
+from pipeline.core.gate.outbid import LAST, above, next_epoch
 from schemas.buckets import PopulationCells
 from schemas.control import MAX_EPOCH, MAX_GENERATION, Directive, Expects
+from schemas.control_log import numbers
 from tests.core.gate.build import (
     LOGITS,
     SOURCES,
