@@ -9,7 +9,8 @@ from pipeline.config import Config
 from pipeline.core.measuring import MeasureSource
 from pipeline.workers.content import content_settings
 from pipeline.workers.runner import WorkerSpec
-from pipeline.workers.source import SourceKind, SourceWorker
+from pipeline.workers.source import SourceWorker
+from pipeline.workers.source_kind import SourceKind
 from pipeline.workers.transport import Link
 from schemas.codec import decode_requests, decode_telemetry
 from schemas.topics import Topic

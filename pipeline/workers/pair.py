@@ -10,7 +10,8 @@ from pipeline.core.pairing import PairSource, settle_together
 from pipeline.workers.content import content_settings
 from pipeline.workers.faults import fault, is_armed
 from pipeline.workers.runner import WorkerSpec
-from pipeline.workers.source import Source, SourceKind, SourceWorker
+from pipeline.workers.source import SourceWorker
+from pipeline.workers.source_kind import Source, SourceKind
 from pipeline.workers.transport import Link
 from schemas.codec import decode_logits
 from schemas.topics import Topic

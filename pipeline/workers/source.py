@@ -12,10 +12,10 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from aiokafka.errors import KafkaError
@@ -25,35 +25,20 @@ from pipeline.core.source import Flush, HoleError, RecordMeta
 from pipeline.errors import PipelineError
 from pipeline.monitoring.timing import Timing
 from pipeline.workers.broker import committed_offset
+from pipeline.workers.cadence import GATHER_S, GATHER_STEP_S, MOST_UNACKNOWLEDGED, pause_s
 from pipeline.workers.dead_letters import VersionError, dead_letters, send_letters
 from pipeline.workers.faults import fault
 from pipeline.workers.intake import Intake
 from pipeline.workers.records import APPEND_TIME, Partition, Record
 from pipeline.workers.runner import first_end_of
+from pipeline.workers.source_kind import Source, SourceKind
 from pipeline.workers.transport import Link
 from pipeline.workers.under_way import UnderWay
-from schemas.columns import Decoded
 from schemas.plain import Log
 from schemas.topics import BUCKETS, TICK, Topic
 
 log: Log = logging.getLogger("klaxon.source")
 
-FLUSH_EVERY_S: Final = 0.025
-"""Half of the 50 ms within which a changed cell is out; the other half is the broker's."""
-FLUSH_TIMES: Final = 4
-FLUSH_LATEST_S: Final = 0.1
-"""A pause is at least so many times as long as a flush computed, but no longer than this. Under load many
-events are then counted at once, and a cell that changes all the time is published less often."""
-BEHIND_TIMES: Final = 9
-BEHIND_LATEST_S: Final = 1.0
-"""The same of a worker that is behind: about a tenth of its time goes into what it publishes. What waits
-unread is late by more than such a pause."""
-GATHER_S: Final = 0.01
-"""Records that wait are read before a flush, for at most so long: what a producer sends at one moment to many
-partitions is counted at once, not half of it a pause later."""
-GATHER_STEP_S: Final = 0.002
-MOST_UNACKNOWLEDGED: Final = 2
-"""Flushes at a time: the next is computed while one is on its way to the broker, and waits while two are."""
 COMMIT_EVERY_S: Final = 1.0
 SILENT_S: Final = 1.0
 """A partition that stands at its end is ticked after this long without a record."""
@@ -61,42 +46,6 @@ SILENT_S: Final = 1.0
 
 class TimestampError(PipelineError):
     """An input topic does not carry append times: content would depend on producers' clocks."""
-
-
-class Source(Protocol):
-    """The core object of one partition (`MeasureSource`, `PairSource`)."""
-
-    @property
-    def next_offset(self) -> int | None:
-        """Offset expected next; None before the first record."""
-
-    def read(self, meta: RecordMeta, decoded: Any) -> None:
-        """Fold one record; None: a tick."""
-
-    def take_flush(self) -> Flush:
-        """What there is to publish since the last call, and the offset that may be committed after it."""
-
-    def gauges(self) -> dict[str, int]:
-        """Sizes and ages, by name."""
-
-    @property
-    def counted(self) -> Mapping[str, int]:
-        """Events ever counted, by what they counted as."""
-
-
-Decode = Callable[[bytes, str | None], Decoded[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class SourceKind:
-    """What differs between the workers: how a topic is decoded and which core object reads it."""
-
-    decode: Decode
-    make: Callable[[Topic, int], Source]
-    observe: Callable[[Source], None] = lambda _: None
-    """Called after every record."""
-    settle: Callable[[Sequence[Source]], None] = lambda _: None
-    """Called before sources are flushed, with all of them: what they can do together costs less."""
 
 
 @dataclass(slots=True)
@@ -129,12 +78,6 @@ class _Seat:
     unacknowledged: list[Awaitable[Any]] = field(default_factory=list)
     flushed_offset: int = 0
     """The offset expected next at the last flush."""
-
-
-def pause_s(spent_s: float, *, behind: bool) -> float:
-    """How long to wait after a flush that computed for so long, until the next."""
-    times, latest_s = (BEHIND_TIMES, BEHIND_LATEST_S) if behind else (FLUSH_TIMES, FLUSH_LATEST_S)
-    return min(max(FLUSH_EVERY_S, times * spent_s), latest_s)
 
 
 class SourceWorker:

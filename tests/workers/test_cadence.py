@@ -8,15 +8,10 @@ from typing import Any, cast
 import pytest
 
 from pipeline.config import Config
+from pipeline.workers.cadence import BEHIND_LATEST_S, FLUSH_EVERY_S, FLUSH_LATEST_S, pause_s
 from pipeline.workers.records import Partition
-from pipeline.workers.source import (
-    BEHIND_LATEST_S,
-    FLUSH_EVERY_S,
-    FLUSH_LATEST_S,
-    SourceKind,
-    SourceWorker,
-    pause_s,
-)
+from pipeline.workers.source import SourceWorker
+from pipeline.workers.source_kind import SourceKind
 from pipeline.workers.transport import Link, Position
 from schemas.topics import Topic
 

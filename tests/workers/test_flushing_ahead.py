@@ -13,14 +13,10 @@ from aiokafka.errors import KafkaError, LeaderNotAvailableError
 
 from pipeline.config import Config
 from pipeline.core.source import BucketRecord, Flush
+from pipeline.workers.cadence import GATHER_S, MOST_UNACKNOWLEDGED
 from pipeline.workers.records import Partition
-from pipeline.workers.source import (
-    COMMIT_EVERY_S,
-    GATHER_S,
-    MOST_UNACKNOWLEDGED,
-    SourceKind,
-    SourceWorker,
-)
+from pipeline.workers.source import COMMIT_EVERY_S, SourceWorker
+from pipeline.workers.source_kind import SourceKind
 from pipeline.workers.transport import Link, Position
 from schemas.topics import Topic
 from tests.workers.moved_loop import in_moved_time

@@ -8,7 +8,8 @@ import pytest
 
 from pipeline.config import Config
 from pipeline.workers.records import Partition
-from pipeline.workers.source import SourceKind, SourceWorker
+from pipeline.workers.source import SourceWorker
+from pipeline.workers.source_kind import SourceKind
 from pipeline.workers.transport import Link, Position
 from schemas.topics import Topic
 from tests.workers.test_resume import Reads

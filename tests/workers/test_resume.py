@@ -12,7 +12,8 @@ from aiokafka.structs import TopicPartition
 from pipeline.config import Config
 from pipeline.core.source import Flush, RecordMeta
 from pipeline.workers.records import Partition, Record
-from pipeline.workers.source import SourceKind, SourceWorker
+from pipeline.workers.source import SourceWorker
+from pipeline.workers.source_kind import SourceKind
 from pipeline.workers.transport import Link
 from schemas.topics import TICK, Topic
 from tests.kafka.broker import Broker

@@ -9,7 +9,8 @@ from typing import Any, cast
 from pipeline.config import Config
 from pipeline.core.source import Flush
 from pipeline.workers.records import Partition
-from pipeline.workers.source import Source, SourceKind, SourceWorker
+from pipeline.workers.source import SourceWorker
+from pipeline.workers.source_kind import Source, SourceKind
 from pipeline.workers.transport import Link
 from schemas.topics import Topic
 

@@ -12,7 +12,8 @@ from aiokafka.errors import LeaderNotAvailableError
 from pipeline.config import Config
 from pipeline.core.source import Flush
 from pipeline.workers.records import Partition
-from pipeline.workers.source import SourceKind, SourceWorker
+from pipeline.workers.source import SourceWorker
+from pipeline.workers.source_kind import SourceKind
 from pipeline.workers.transport import Link, Position
 from schemas.topics import Topic
 from tests.kafka.waiting import eventually
