@@ -10,10 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiokafka.errors import TransactionalIdAuthorizationFailed
 from click.testing import CliRunner
 
+from pipeline.cli.doctor import archive as doctor_archive
+from pipeline.cli.doctor import broker as doctor_broker
 from pipeline.cli.doctor.archive import archive_findings
-from pipeline.cli.doctor.broker import broker_findings, clock_finding, skew
+from pipeline.cli.doctor.broker import broker_findings, clock_finding, leader_findings, skew, topic_finding
 from pipeline.cli.doctor.command import doctor
 from pipeline.cli.doctor.configuration import configuration_findings
 from pipeline.cli.doctor.findings import Finding, by_severity, exit_code
@@ -42,9 +45,11 @@ from pipeline.config import (
 )
 from pipeline.core.gate.state import PartitionMemory, encode_state
 from pipeline.store.client import connect
+from pipeline.store.errors import FolderInUseError
 from pipeline.store.lag import Lag
 from pipeline.store.migrate import load, migrate
 from pipeline.workers.records import Partition, Record
+from pipeline.workers.topics import _shape_problems, plan
 from schemas.control import Applied, DeadLetter
 from schemas.topics import Topic
 from tests.core.gate.build import T0, Bench, healthy_pairs, us
@@ -251,6 +256,43 @@ def test_clock_skew_by_its_size(skew_us: int, severity: str | None, words: str) 
     finding = clock_finding(KafkaConfig(), skew_us)
     assert (None if finding is None else finding.severity) == severity
     assert finding is None or words in finding.what
+
+
+def test_partitions_without_a_leader_or_a_replica() -> None:
+    lost = [Partition("klaxon.pairs", 1), Partition("klaxon.logits", 3)]
+    found = list(leader_findings(lost))
+    assert codes(found) == [("error", "no_leader")] * 2
+    assert [one.where for one in found] == ["klaxon.logits/3", "klaxon.pairs/1"]
+    kafka = KafkaConfig(replication=3)
+    (control,) = [item for item in plan(kafka) if item.topic is Topic.CONTROL]
+    whole = {"replicas": [1, 2, 3], "isr": [1, 2, 3]}
+    assert list(_shape_problems(control, [whole] * 4, kafka)) == []
+    (lagging,) = _shape_problems(control, [whole, whole, whole, {**whole, "isr": [1, 3]}], kafka)
+    assert str(lagging) == (
+        "klaxon.control: 1 of 4 partitions lack an in-sync replica; start the brokers that hold the others"
+    )
+    assert (topic_finding(lagging).severity, topic_finding(lagging).code) == ("warning", "topic_replicas")
+
+
+async def test_what_it_may_not_look_at_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forbidden:
+        def __init__(self, **_: object) -> None:
+            """Anybody may connect."""
+
+        async def start(self) -> None:
+            raise TransactionalIdAuthorizationFailed
+
+        async def stop(self) -> None:
+            """Nothing was opened."""
+
+    def owned(*_: object) -> None:
+        raise FolderInUseError("chdb:///x: another process owns this folder")
+
+    monkeypatch.setattr(doctor_broker, "AIOKafkaProducer", Forbidden)
+    found = [one async for one in doctor_broker._transactions(KafkaConfig())]
+    assert codes(found) == [("note", "not_checked")]
+    monkeypatch.setattr(doctor_archive, "answered", owned)
+    assert codes(archive_findings(Config())) == [("note", "not_checked")]
 
 
 def test_groups_without_members() -> None:

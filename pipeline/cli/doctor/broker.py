@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Final
 
 from aiokafka import AIOKafkaProducer
@@ -25,7 +25,7 @@ from pipeline.workers.broker import (
     partition_counts,
     until_reached,
 )
-from pipeline.workers.records import APPEND_TIME
+from pipeline.workers.records import APPEND_TIME, Partition
 from pipeline.workers.topics import TopicProblem, topic_problems
 from schemas.topics import CONTENT_TYPE, INPUTS, TICK, Topic
 
@@ -58,16 +58,7 @@ async def broker_findings(kafka: KafkaConfig) -> list[Finding]:
     problems = await topic_problems(kafka)
     found = [topic_finding(problem) for problem in problems]
     absent = {problem.topic for problem in problems if problem.code == "absent"}
-    for place in sorted(await leaderless(kafka, Topic)):
-        found.append(
-            Finding(
-                severity="error",
-                code="no_leader",
-                where=str(place),
-                what="no broker leads it: nobody reads or writes it",
-                remedy="start the brokers that hold its replicas",
-            )
-        )
+    found += leader_findings(await leaderless(kafka, Topic))
     if kafka.transactions:
         found += [one async for one in _transactions(kafka)]
     if kafka.append_time:
@@ -86,6 +77,18 @@ def topic_finding(problem: TopicProblem) -> Finding:
         what=problem.what,
         remedy=problem.remedy,
     )
+
+
+def leader_findings(places: Iterable[Partition]) -> Iterator[Finding]:
+    """Partitions that no broker leads."""
+    for place in sorted(places):
+        yield Finding(
+            severity="error",
+            code="no_leader",
+            where=str(place),
+            what="no broker leads it: nobody reads or writes it",
+            remedy="start the brokers that hold its replicas",
+        )
 
 
 async def _transactions(kafka: KafkaConfig) -> AsyncIterator[Finding]:
