@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from pipeline.cli.doctor import archive as doctor_archive
 from pipeline.cli.doctor import broker as doctor_broker
+from pipeline.cli.doctor import command as doctor_command
 from pipeline.cli.doctor.archive import archive_findings
 from pipeline.cli.doctor.broker import broker_findings, clock_finding, leader_findings, skew, topic_finding
 from pipeline.cli.doctor.command import doctor
@@ -30,7 +31,7 @@ from pipeline.cli.doctor.workers import (
     settings_findings,
     source_findings,
 )
-from pipeline.cli.exits import Exit
+from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.keys import keys
 from pipeline.cli.standing import standings
 from pipeline.cli.status import SourceStanding
@@ -293,6 +294,29 @@ async def test_what_it_may_not_look_at_is_a_note(monkeypatch: pytest.MonkeyPatch
     assert codes(found) == [("note", "not_checked")]
     monkeypatch.setattr(doctor_archive, "answered", owned)
     assert codes(archive_findings(Config())) == [("note", "not_checked")]
+
+
+def test_a_trust_file_that_cannot_be_read_ends_no_look(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trust = tmp_path / "trust.yaml"
+    trust.write_text("nonsense")
+
+    async def nothing_wrong(_: object) -> list[Finding]:
+        return []
+
+    async def refuses(*_: object) -> list[Finding]:
+        raise CommandError(f"{trust}: no trust file", Exit.USAGE)
+
+    monkeypatch.setattr(doctor_command, "broker_findings", nothing_wrong)
+    monkeypatch.setattr(doctor_command, "worker_findings", refuses)
+    monkeypatch.setenv("KLAXON_SIGNATURES_TRUST_FILE", str(trust))
+    monkeypatch.setenv("KLAXON_CLICKHOUSE_DSN", f"http://{nobody_listens_here()}")
+    code, said = told()
+    assert code is Exit.UNREACHABLE, "ClickHouse is away"
+    found = {one["code"]: one["what"] for one in said["findings"]}
+    assert "no trust file" in found["keys"]
+    assert found["not_checked"].startswith("the workers: ")
 
 
 def test_groups_without_members() -> None:

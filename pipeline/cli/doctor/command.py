@@ -16,7 +16,7 @@ from pipeline.cli.doctor.configuration import configuration_findings
 from pipeline.cli.doctor.findings import Finding, by_severity, exit_code, line
 from pipeline.cli.doctor.security import security_findings
 from pipeline.cli.doctor.workers import worker_findings
-from pipeline.cli.exits import Exit
+from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import json_option, seconds
 from pipeline.cli.printing import counted
 from pipeline.config import Config, ConfigError, load_config
@@ -80,6 +80,8 @@ async def _kafka(config: Config, look_s: float) -> list[Finding]:
         found += await broker_findings(config.kafka)
         if not any(one.code in NEEDED for one in found):
             found += await worker_findings(config, look_s)
+    except CommandError as error:  # a trust file that cannot be read: its own finding says so
+        found.append(not_checked(f"Kafka at {config.kafka.bootstrap}", f"the workers: {error}"))
     except BrokerAwayError as error:
         return [_went_away(config, str(error))]
     except FORBIDDEN as error:
