@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import Config
+from pipeline.config import Config, SignaturesConfig
 from pipeline.workers import gate as shell
 from pipeline.workers.gate import GateWorker, gate
 from pipeline.workers.records import Partition, Record
@@ -192,7 +192,7 @@ def seated(monkeypatch: pytest.MonkeyPatch) -> Seated:
         monkeypatch.setattr(shell, "LOOK_EVERY_S", 0.001)
         monkeypatch.setattr(shell.Intake, "left_behind", _nothing)
         counts = dict.fromkeys((*SOURCES, *shell.READS, *shell.WRITES), 1)
-        worker = gate(Config()).make(_Link(parts), counts)  # type: ignore[arg-type]
+        worker = gate(Config(signatures=SignaturesConfig(required=False))).make(_Link(parts), counts)  # type: ignore[arg-type]
         assert isinstance(worker, GateWorker)
         return worker, parts
 
