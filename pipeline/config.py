@@ -15,6 +15,8 @@ from msgspec import Meta, Struct
 
 from pipeline.core.spelling import nearest
 from pipeline.errors import PipelineError
+from pipeline.secret import Secret, SecretFileError, read_secret_file
+from pipeline.tls import TlsFileError, client_context
 from pipeline.yaml_lines import Document, YamlError, parse
 
 PREFIX: Final = "KLAXON_"
@@ -34,7 +36,23 @@ class KafkaConfig(Struct, frozen=True, kw_only=True):
     """The broker and how groups behave on it."""
 
     bootstrap: str = "127.0.0.1:9092"
-    security: Literal["plaintext"] = "plaintext"
+    security: Literal["plaintext", "ssl", "sasl_ssl", "sasl_plaintext"] = "plaintext"
+    """`ssl`: TLS, and who we are by certificate, if at all; `sasl_ssl`: TLS, and who we are by password."""
+    sasl_without_tls: bool = False
+    """Without it `sasl_plaintext` is refused: whoever listens could then act as this process."""
+    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
+    username: str = ""
+    password: Secret = Secret()
+    password_file: str | None = None
+    """Instead of `password`: a file with nothing else in it."""
+    ca_file: str | None = None
+    """Authorities that may certify brokers, PEM; absent: the system's."""
+    certificate_file: str | None = None
+    """Who we are to brokers that ask for a certificate: it and its chain, PEM."""
+    key_file: str | None = None
+    """Its private key, PEM; absent: in `certificate_file`, too."""
+    key_password: Secret = Secret()
+    key_password_file: str | None = None
     transactions: bool = True
     """False only on the embedded broker, which has none: one gate process, promises 1 and 6 not claimed."""
     append_time: bool = True
@@ -49,13 +67,35 @@ class KafkaConfig(Struct, frozen=True, kw_only=True):
     """How long a command waits for the broker before it gives up with exit code 3."""
 
 
+Principal = Annotated[str, Meta(pattern="^[A-Za-z]+:.+$")]
+
+
+class PrincipalsConfig(Struct, frozen=True, kw_only=True):
+    """Who each role of the table of rights is: `User:NAME`, or what brokers make of a certificate."""
+
+    measure: Principal = "User:klaxon-measure"
+    pair: Principal = "User:klaxon-pair"
+    gate: Principal = "User:klaxon-gate"
+    archive: Principal = "User:klaxon-archive"
+    notify: Principal = "User:klaxon-notify"
+    replay: Principal = "User:klaxon-replay"
+    operator: Principal = "User:klaxon-operator"
+    console: Principal = "User:klaxon-console"
+    gateway: Principal = "User:klaxon-gateway"
+    publisher: Principal = "User:klaxon-publisher"
+    node_agent: Principal = "User:klaxon-node-agent"
+    router: Principal = "User:klaxon-router"
+
+
 class ClickHouseConfig(Struct, frozen=True, kw_only=True):
     """Where the archive is: `http://host:8123`, or `chdb:///folder` for the engine in process."""
 
     dsn: str = "http://127.0.0.1:8123"
     database: Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$")] = "klaxon"
     username: str = "default"
-    password: str = ""
+    password: Secret = Secret()
+    password_file: str | None = None
+    """Instead of `password`: a file with nothing else in it."""
     timeout_s: Seconds = 120
     """How long a server may keep silent in an answer before the archive gives it up and tries again."""
 
@@ -177,6 +217,7 @@ class Config(Struct, frozen=True, kw_only=True):
     """Everything configurable, resolved."""
 
     kafka: KafkaConfig = KafkaConfig()
+    principals: PrincipalsConfig = PrincipalsConfig()
     clickhouse: ClickHouseConfig = ClickHouseConfig()
     content: ContentConfig = ContentConfig()
     gate: GateConfig = GateConfig()
@@ -195,6 +236,8 @@ def _keys(section: str) -> tuple[str, ...]:
     return tuple(type(getattr(Config(), section)).__struct_fields__)
 
 
+SECRETS: Final = (("kafka", "password"), ("kafka", "key_password"), ("clickhouse", "password"))
+"""Section and key; each may also stand in a file that `<key>_file` names."""
 SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {name: _keys(name) for name in Config.__struct_fields__}
 
 
@@ -207,9 +250,73 @@ def load_config(path: str | None, environ: Mapping[str, str]) -> Config:
     values, document = _read_file(path)
     from_environment = _overlay(values, environ)
     try:
-        return msgspec.convert(values, Config, strict=False)
-    except msgspec.ValidationError as error:
+        _read_secrets(values)
+        config = msgspec.convert(values, Config, strict=False, dec_hook=_secret)
+        _check_security(config.kafka)
+    except (msgspec.ValidationError, _SettingError) as error:
         raise ConfigError(_place_of(str(error), path, document, from_environment)) from None
+    return config
+
+
+class _SettingError(Exception):
+    """A setting that fits its type and yet cannot be; the text ends with its path, as msgspec's do."""
+
+    def __init__(self, section: str, key: str, message: str) -> None:
+        super().__init__(f"{message} - at `$.{section}.{key}`")
+
+
+def _secret(wanted: type, value: object) -> Secret:
+    if isinstance(value, Secret):
+        return value
+    if wanted is not Secret or not isinstance(value, str):
+        raise ValueError("Expected text; put it in quotes")
+    return Secret(value)
+
+
+def _read_secrets(values: dict[str, dict[str, object]]) -> None:
+    """Put the content of every `…_file` that holds a secret in that secret's place."""
+    for section, secret in SECRETS:
+        content = values.get(section, {})
+        path = content.get(f"{secret}_file")
+        if not isinstance(path, str):
+            continue
+        if content.get(secret):
+            raise _SettingError(section, f"{secret}_file", f"{section}.{secret} is set, too; keep one")
+        try:
+            content[secret] = read_secret_file(path)
+        except SecretFileError as error:
+            raise _SettingError(section, f"{secret}_file", str(error)) from None
+
+
+def _check_security(kafka: KafkaConfig) -> None:
+    """Refuse what does not protect as it says."""
+    tls = kafka.security in ("ssl", "sasl_ssl")
+    sasl = kafka.security in ("sasl_ssl", "sasl_plaintext")
+    if kafka.security == "sasl_plaintext" and not kafka.sasl_without_tls:
+        raise _SettingError(
+            "kafka",
+            "security",
+            "sasl_plaintext proves who we are over a connection that anybody on the way can read and take "
+            "over; use sasl_ssl, or set kafka.sasl_without_tls: true where the network is trusted",
+        )
+    for key in ("ca_file", "certificate_file", "key_file", "key_password"):
+        if not tls and getattr(kafka, key):
+            raise _SettingError("kafka", key, f"no use without TLS: kafka.security is {kafka.security}")
+    for key in ("username", "password"):
+        if not sasl and getattr(kafka, key):
+            raise _SettingError("kafka", key, f"no use without SASL: kafka.security is {kafka.security}")
+        if sasl and not getattr(kafka, key):
+            told = "" if key == "username" else " or kafka.password_file"
+            raise _SettingError("kafka", "security", f"{kafka.security} needs kafka.{key}{told}")
+    if kafka.key_file and not kafka.certificate_file:
+        raise _SettingError("kafka", "key_file", "a key without its certificate: set kafka.certificate_file")
+    if tls:
+        try:
+            client_context(kafka.ca_file, kafka.certificate_file, kafka.key_file, kafka.key_password)
+        except TlsFileError as error:
+            key = error.setting
+            told = f"{key}_file" if key == "key_password" and kafka.key_password_file else key
+            raise _SettingError("kafka", told, str(error)) from None
 
 
 def _read_file(path: str | None) -> tuple[dict[str, dict[str, object]], Document]:
@@ -271,4 +378,5 @@ def _place_of(message: str, path: str | None, document: Document, from_environme
     if at in from_environment:
         return f"variable {from_environment[at]}: {what}"
     parts = tuple(at.removeprefix("$.").split("."))
-    return f"{path}:{document.line_of(parts)}: {'.'.join(parts)}: {what}"
+    place = "configuration" if path is None else f"{path}:{document.line_of(parts)}"
+    return f"{place}: {'.'.join(parts)}: {what}"

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -41,6 +41,10 @@ LOOK_EVERY_S: Final = 0.2
 COMPLAIN_EVERY_S: Final = 10.0
 
 
+async def _as_text(error: KafkaError | None) -> str:
+    return f"topic {Topic.CONTROL} does not exist yet" if error is None else f"broker: {error!r}"
+
+
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
     """Where the control topic is, and who this router is."""
@@ -49,6 +53,10 @@ class RouterSettings:
     name: str
     fetch_wait_ms: int = 50
     retry_max_s: float = 10.0
+    security: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """aiokafka's options (`security_protocol`, `ssl_context`, `sasl_*`), as they are."""
+    explain: Callable[[KafkaError | None], Awaitable[str]] = field(default=_as_text, repr=False)
+    """What an error means to people; None: that the broker shows no control topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +157,11 @@ class Router:
                 isolation_level="read_committed",
                 fetch_max_wait_ms=self._settings.fetch_wait_ms,
                 client_id=self._settings.name,
+                **self._settings.security,
             )
-            producer = AIOKafkaProducer(bootstrap_servers=self._settings.bootstrap, acks="all")
+            producer = AIOKafkaProducer(
+                bootstrap_servers=self._settings.bootstrap, acks="all", **self._settings.security
+            )
             try:
                 await consumer.start()
                 await producer.start()
@@ -158,14 +169,11 @@ class Router:
                     delay_s = 0.5
                     await self._follow(consumer, producer, stop)
                 else:
-                    log.warning("topic %s does not exist yet; next try in %.1f s", Topic.CONTROL, delay_s)
+                    reason = Plain(await self._settings.explain(None))
+                    log.warning("%s; next try in %.1f s", reason, delay_s)
             except KafkaError as error:
-                log.warning(
-                    "broker %s: %s; next try in %.1f s",
-                    Plain(self._settings.bootstrap),
-                    error,
-                    delay_s,
-                )
+                reason = Plain(await self._settings.explain(error))
+                log.warning("%s; next try in %.1f s", reason, delay_s)
             finally:
                 await consumer.stop()
                 await producer.stop()

@@ -19,6 +19,10 @@
 # passes the one to the other can cut or stall it. With KAFKA_CLOCK=FILE its wall clock is shifted by what FILE
 # says (clock.c, compiled beside the jars; needs a C compiler), which may change while it runs. KAFKA_JVM: options
 # of Java, besides the heap's size.
+#
+# Of a new folder: KAFKA_LISTENERS="NAME://host:port," (each with its comma) are listeners before the plain one;
+# the lines of the file KAFKA_PROPERTIES follow ours in server.properties; KAFKA_SCRAM="USER=PASSWORD ..." may log
+# in there with SCRAM-SHA-512.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -76,8 +80,8 @@ process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:$controller_port
 controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$controller_port
-advertised.listeners=PLAINTEXT://127.0.0.1:$port
+listeners=${KAFKA_LISTENERS:-}PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$controller_port
+advertised.listeners=${KAFKA_LISTENERS:-}PLAINTEXT://127.0.0.1:$port
 log.dirs=$folder/data
 auto.create.topics.enable=false
 default.replication.factor=1
@@ -89,6 +93,7 @@ transaction.state.log.num.partitions=4
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
 PROPERTIES
+  [[ -z "${KAFKA_PROPERTIES:-}" ]] || cat "$KAFKA_PROPERTIES" >>"$folder/server.properties"
 }
 
 # Four ports a member: clients in, clients told, the other members, controllers. Sessions of brokers are
@@ -171,8 +176,13 @@ run_java() {
 }
 
 format() {
-  local folder=$1
-  run_java kafka.tools.StorageTool format -t "$(random_id)" -c "$folder/server.properties" >"$folder/format.log" 2>&1 ||
+  local folder=$1 users=() scram=()
+  read -ra users <<<"${KAFKA_SCRAM:-}"
+  for user in "${users[@]}"; do
+    scram+=(--add-scram "SCRAM-SHA-512=[name=${user%%=*},password=${user#*=}]")
+  done
+  run_java kafka.tools.StorageTool format -t "$(random_id)" -c "$folder/server.properties" "${scram[@]}" \
+    >"$folder/format.log" 2>&1 ||
     fail "cannot format $folder/data; see $folder/format.log"
 }
 
@@ -247,5 +257,5 @@ case "${1:-}" in
   kill) kill_at_once "${2:?usage: kafka.sh kill FOLDER}" ;;
   guard) guard "${@:2}" ;;
   cluster) cluster "${2:?usage: kafka.sh cluster FOLDER N}" "${3:?usage: kafka.sh cluster FOLDER N}" ;;
-  *) sed -n '2,20s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 2 ;;
+  *) sed -n '2,24s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit 2 ;;
 esac

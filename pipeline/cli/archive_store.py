@@ -73,7 +73,7 @@ class ArchiveOpener:
             clickhouse.dsn,
             clickhouse.database,
             username=clickhouse.username,
-            password=clickhouse.password,
+            password=clickhouse.password.reveal(),
             timeout_s=clickhouse.timeout_s,
             pool=self._pool,
         )
@@ -84,7 +84,7 @@ class ArchiveOpener:
             clickhouse.dsn,
             clickhouse.database,
             username=clickhouse.username,
-            password=clickhouse.password,
+            password=clickhouse.password.reveal(),
         )
         endpoint = exits.enter_context(closing(QueryEndpoint(readers, listen)))
         log.info("read-only queries are answered at %s", Plain(endpoint.address))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,8 +17,10 @@ from pipeline.config import Config, KafkaConfig
 from pipeline.errors import PipelineError
 from pipeline.signatures import key_for
 from pipeline.trust_file import WatchedTrust
+from pipeline.workers.acl_table import Operation
 from pipeline.workers.broker import (
     BrokerAwayError,
+    BrokerError,
     RangeReader,
     as_record,
     client_options,
@@ -28,6 +30,7 @@ from pipeline.workers.broker import (
     until_reached,
 )
 from pipeline.workers.records import Partition, Record
+from pipeline.workers.rights import denial, lacking_rights
 from schemas.control import Command, Decision
 from schemas.records import read_json
 from schemas.signing import SIGNATURE, Signer, Use, Verdict
@@ -35,6 +38,8 @@ from schemas.topics import CONTENT_TYPE, GATING_PARTITIONS, JSON, Topic, gating_
 
 T = TypeVar("T")
 POLL_MS: Final = 100
+DATA: Final = (Operation.READ, Operation.WRITE, Operation.DESCRIBE)
+"""Rights that commands need; those on settings are for others of the role."""
 
 
 class UnansweredError(CommandError):
@@ -47,23 +52,38 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     except BrokerAwayError as error:
         raise CommandError(f"{error}; check kafka.bootstrap", Exit.UNREACHABLE) from None
+    except BrokerError as error:
+        raise CommandError(str(error), Exit.USAGE) from None
     except (KafkaError, OSError) as error:
         raise CommandError(f"the broker went away: {error}; try again", Exit.UNREACHABLE) from None
 
 
-async def require_topics(kafka: KafkaConfig, topics: Iterable[Topic]) -> None:
-    """Wait for the broker (BrokerAwayError after `connect_timeout_s`); a missing topic ends the command."""
+async def require_topics(
+    kafka: KafkaConfig,
+    topics: Iterable[Topic],
+    *,
+    role: str = "operator",
+    to: Collection[Operation] = DATA,
+) -> dict[Topic, int]:
+    """Wait for the broker (BrokerAwayError after `connect_timeout_s`); returns how many partitions each has.
+
+    A missing topic, or one of these rights if the role should have it there, ends the command.
+    """
     wanted = tuple(topics)
 
     async def counts(of: KafkaConfig) -> dict[Topic, int]:
         return await partition_counts(of, wanted)
 
     found = await until_reached(kafka, counts)
+    rights = await lacking_rights(kafka, role, wanted)
+    if lacking := [right for right in rights if right[0] in to]:
+        raise CommandError(denial(kafka, lacking, role), Exit.USAGE)
     missing = [topic.value for topic in wanted if topic not in found]
     if missing:
         raise CommandError(
             f"no topic {', '.join(missing)} at {kafka.bootstrap}: run `klaxon topics create`", Exit.USAGE
         )
+    return found
 
 
 def signer_of_commands(config: Config) -> Signer | None:

@@ -32,7 +32,7 @@ def migrate(config: Config, as_json: bool, replicated: bool) -> None:
             clickhouse.dsn,
             clickhouse.database,
             username=clickhouse.username,
-            password=clickhouse.password,
+            password=clickhouse.password.reveal(),
             create_database=True,
         )
         try:

@@ -18,12 +18,13 @@ import click
 from agents.publish import DeliveryError, KafkaRecordProducer
 from pipeline.cli import options
 from pipeline.cli.exits import CommandError, Exit
-from pipeline.cli.gate_link import signer_of_commands
+from pipeline.cli.gate_link import require_topics, signer_of_commands
 from pipeline.cli.options import config_option, json_option
 from pipeline.cli.playback import Due, Recorded, late, moved, records, schedule, value_of
 from pipeline.cli.printing import counted
 from pipeline.config import Config
-from pipeline.workers.broker import BrokerAwayError, client_options, partition_counts, until_reached
+from pipeline.workers.acl_table import Operation
+from pipeline.workers.broker import BrokerAwayError, BrokerError, client_options
 from pipeline.workers.stopping import leave, stopping_within, unless
 from schemas.columns import Rejected
 from schemas.errors import UnknownTopicError
@@ -133,6 +134,8 @@ def publish(
         done = counted(tally.accepted, "event")
         sent = f"; {done} acknowledged before" if tally.accepted else ""
         raise CommandError(f"{error}{remedy}{sent}", Exit.UNREACHABLE) from None
+    except BrokerError as error:
+        raise CommandError(str(error), Exit.USAGE) from None
     _report(topic, tally, config, as_json)
     code = Exit.USAGE if tally.rejected else Exit.OK
     if stopped:
@@ -252,20 +255,16 @@ async def _send_all(
     stop: asyncio.Event,
 ) -> None:
     signer = signer_of_commands(config) if topic is Topic.COMMANDS else None
-    asked = until_reached(config.kafka, lambda kafka: partition_counts(kafka, [topic]))
+    role = "operator" if topic is Topic.COMMANDS else "publisher"
+    asked = require_topics(config.kafka, [topic], role=role, to=[Operation.WRITE])
     counts = await unless(stop, asked)
     if counts is None:
         return
-    if topic not in counts:
-        raise CommandError(
-            f"no topic {topic.value} at {config.kafka.bootstrap}: run `klaxon topics create`", Exit.USAGE
-        )
-    options = client_options(config.kafka)
     producer = KafkaRecordProducer(
         config.kafka.bootstrap,
         client_id="klaxon-publish",
         idempotent=config.kafka.transactions,
-        options={name: value for name, value in options.items() if name != "bootstrap_servers"},
+        options=client_options(config.kafka),
     )
     await producer.start()
     try:

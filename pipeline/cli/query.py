@@ -19,7 +19,7 @@ def answered(query: str, config: Config) -> QueryResult:
             clickhouse.dsn,
             clickhouse.database,
             username=clickhouse.username,
-            password=clickhouse.password,
+            password=clickhouse.password.reveal(),
         )
     except FolderInUseError as error:
         if listen is None:

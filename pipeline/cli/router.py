@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
@@ -20,13 +21,15 @@ from agents.router.directive_file import WatchedFile
 from agents.router.runner import Change, Router, RouterSettings
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import config_option, json_option
-from pipeline.config import Config
+from pipeline.config import Config, KafkaConfig
 from pipeline.errors import PipelineError
 from pipeline.monitoring.endpoint import Asked, Endpoint
 from pipeline.monitoring.exposition import Snapshot
 from pipeline.monitoring.lines import set_up
 from pipeline.monitoring.process import resident_bytes
 from pipeline.signatures import NOT_REQUIRED, trust_for
+from pipeline.workers.broker import BrokerError, security_options
+from pipeline.workers.rights import denial, explained, lacking_rights
 from pipeline.workers.stopping import stopping_within
 from schemas.plain import Plain
 from schemas.topics import Topic
@@ -95,6 +98,16 @@ async def _monitored(following: Router, config: Config) -> AsyncIterator[None]:
         beating.cancel()
 
 
+async def _reason(kafka: KafkaConfig, error: KafkaError | None) -> str:
+    """Why this router cannot follow the control topic; None: the broker shows none."""
+    if error is not None:
+        return await explained(kafka, error)
+    with contextlib.suppress(BrokerError):
+        if lacking := await lacking_rights(kafka, "router"):
+            return denial(kafka, lacking, "router")
+    return f"no topic {Topic.CONTROL}: run `klaxon topics create`"
+
+
 @click.command()
 @config_option
 @json_option
@@ -115,10 +128,16 @@ def router(config: Config, as_json: bool, file: Path | None) -> None:
     set_up("router", config.logging, typed=(KafkaError,))
     # Its own lines repeat ours, without the remedy.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+
+    async def explain(error: KafkaError | None) -> str:
+        return await _reason(config.kafka, error)
+
     settings = RouterSettings(
         bootstrap=config.kafka.bootstrap,
         name=config.router.name,
         fetch_wait_ms=config.kafka.fetch_wait_ms,
+        security=security_options(config.kafka),
+        explain=explain,
     )
 
     def tell(change: Change) -> None:

@@ -22,7 +22,8 @@ def worker() -> None:
     """Run one of the four workers; stop it with SIGTERM.
 
     A worker waits for the services it needs, with back-off, as long as it takes. It exits with 0 after
-    SIGTERM and with 1 after an error; start it again then: it resumes where it must.
+    SIGTERM and with 1 after an error; start it again then: it resumes where it must. It exits with 2 when its
+    configuration is wrong or the broker refuses it.
     """
 
 

@@ -11,12 +11,15 @@ from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import CoordinatorLoadInProgressError, KafkaConnectionError, KafkaError
 from aiokafka.structs import ConsumerRecord
 
 from pipeline.config import KafkaConfig
 from pipeline.errors import PipelineError
+from pipeline.tls import TlsFileError, client_context
 from pipeline.workers.records import Partition, Record
+from pipeline.workers.refusal import refusal
 from schemas.plain import Log, Plain
 from schemas.topics import Topic
 
@@ -39,15 +42,51 @@ class BrokerAwayError(BrokerError):
     """The broker could not be reached."""
 
 
+class RefusedError(BrokerError):
+    """The broker refuses who we are or how we speak: waiting does not mend it."""
+
+
 def away(kafka: KafkaConfig, error: Exception) -> BrokerAwayError:
     """What a client's error means to people: its own text names addresses in the client's types."""
     why = "" if isinstance(error, KafkaConnectionError) else f" ({error or type(error).__name__})"
     return BrokerAwayError(f"cannot reach Kafka at {kafka.bootstrap}{why}")
 
 
+async def not_connected(kafka: KafkaConfig, error: Exception) -> BrokerError:
+    """Why a client could not connect: RefusedError if the broker says so, else BrokerAwayError."""
+    reason = await refusal(kafka.bootstrap, security_options(kafka))
+    return away(kafka, error) if reason is None else RefusedError(reason)
+
+
 def client_options(kafka: KafkaConfig) -> dict[str, Any]:
-    """Connection options of every aiokafka client of ours."""
-    return {"bootstrap_servers": kafka.bootstrap.split(","), "request_timeout_ms": REQUEST_TIMEOUT_MS}
+    """Connection options of every aiokafka client of ours. Raises RefusedError as `security_options` does."""
+    return {
+        "bootstrap_servers": kafka.bootstrap.split(","),
+        "request_timeout_ms": REQUEST_TIMEOUT_MS,
+        **security_options(kafka),
+    }
+
+
+def security_options(kafka: KafkaConfig) -> dict[str, Any]:
+    """How aiokafka protects a connection and who it is there. Reads the certificates' files, small ones.
+
+    They were in order when the configuration was read; RefusedError when they no longer are.
+    """
+    options: dict[str, Any] = {"security_protocol": kafka.security.upper()}
+    if kafka.security in ("ssl", "sasl_ssl"):
+        try:
+            options["ssl_context"] = client_context(
+                kafka.ca_file, kafka.certificate_file, kafka.key_file, kafka.key_password
+            )
+        except TlsFileError as error:
+            raise RefusedError(f"kafka.{error.setting}: {error}") from None
+    if kafka.security in ("sasl_ssl", "sasl_plaintext"):
+        options |= {
+            "sasl_mechanism": kafka.sasl_mechanism,
+            "sasl_plain_username": kafka.username,
+            "sasl_plain_password": kafka.password.reveal(),
+        }
+    return options
 
 
 def isolation(kafka: KafkaConfig) -> str:
@@ -56,15 +95,30 @@ def isolation(kafka: KafkaConfig) -> str:
 
 
 @asynccontextmanager
+async def bare_client(kafka: KafkaConfig) -> AsyncIterator[AIOKafkaClient]:
+    """A connected client for requests that have no call of their own; raises as `admin_client` does."""
+    client = AIOKafkaClient(**client_options(kafka))
+    try:
+        with quiet_aiokafka():
+            try:
+                await client.bootstrap()
+            except (KafkaError, OSError) as error:
+                raise await not_connected(kafka, error) from None
+        yield client
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
 async def admin_client(kafka: KafkaConfig) -> AsyncIterator[AIOKafkaAdminClient]:
-    """A started admin client; raises BrokerAwayError when the broker cannot be reached."""
+    """A started admin client; raises BrokerAwayError when the broker cannot be reached, else RefusedError."""
     admin = AIOKafkaAdminClient(**client_options(kafka))
     with quiet_aiokafka():
         try:
             await admin.start()
         except (KafkaError, OSError) as error:
             await admin.close()
-            raise away(kafka, error) from None
+            raise await not_connected(kafka, error) from None
     try:
         yield admin
     finally:
@@ -147,29 +201,6 @@ async def leaderless(kafka: KafkaConfig, topics: Iterable[Topic]) -> frozenset[P
         for partition in topic["partitions"]
         if partition["leader"] < 0
     )
-
-
-async def wait_for_topics(kafka: KafkaConfig, topics: Iterable[Topic]) -> dict[Topic, int]:
-    """Partition count per topic, once the broker answers and all of them exist.
-
-    Says what is missing and tries again with back-off, without end: a worker has nothing better to do.
-    """
-    wanted = tuple(topics)
-    attempt = 0
-    while True:
-        try:
-            counts = await partition_counts(kafka, wanted)
-        except BrokerAwayError as error:
-            problem = str(error)
-        else:
-            missing = [topic.value for topic in wanted if topic not in counts]
-            if not missing:
-                return counts
-            problem = f"no topic {', '.join(missing)} at {kafka.bootstrap}: run `klaxon topics create`"
-        delay_s = back_off_s(attempt)
-        log.warning("%s; trying again in %.1f s", Plain(problem), delay_s)
-        await asyncio.sleep(delay_s)
-        attempt += 1
 
 
 def as_record(record: ConsumerRecord[bytes, bytes]) -> Record:

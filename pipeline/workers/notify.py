@@ -25,6 +25,7 @@ from pipeline.config import KafkaConfig
 from pipeline.core.notification import Judgement, Notification, headers, judged, notification_of, wait_s
 from pipeline.workers.broker import back_off_s, client_options, isolation
 from pipeline.workers.faults import fault
+from pipeline.workers.rights import explained
 from pipeline.workers.stopping import unless
 from schemas.control import Decision
 from schemas.plain import Log, Plain
@@ -152,7 +153,7 @@ class Notifier:
                 attempt = 0
                 await unless(stop, self._follow(consumer))
             except (KafkaError, OSError) as error:
-                log.warning("Kafka at %s: %r; trying again", Plain(self._kafka.bootstrap), error)
+                log.warning("%s; trying again", Plain(await explained(self._kafka, error)))
             finally:
                 await consumer.stop()
             await unless(stop, asyncio.sleep(back_off_s(attempt)))

@@ -20,10 +20,11 @@ from pipeline.monitoring.endpoint import Asked, Endpoint
 from pipeline.monitoring.exposition import Snapshot
 from pipeline.monitoring.process import resident_bytes
 from pipeline.monitoring.timing import Timing
-from pipeline.workers.broker import wait_for_topics
+from pipeline.workers.broker import RefusedError
 from pipeline.workers.faults import fault
 from pipeline.workers.memory import keep_freed_memory
 from pipeline.workers.records import Partition, Record
+from pipeline.workers.rights import denied, wait_for_topics
 from pipeline.workers.stopping import on_stop
 from pipeline.workers.transport import KlaxonApp, Link
 from pipeline.workers.watchdog import EXIT_CODE, Watchdog, end_process
@@ -43,6 +44,8 @@ GARBAGE_CHECK: Final = 50_000
 
 OK: Final = 0
 CRASHED: Final = 1
+REFUSED: Final = 2
+"""The broker refuses who this process is or how it speaks: the configuration must be mended."""
 
 
 class Processor(Protocol):
@@ -127,7 +130,7 @@ class Runner:
         self._endpoint = Endpoint(config.monitoring, asked)
 
     async def run(self) -> int:
-        """Until SIGTERM or SIGINT (returns OK) or an error (logged; returns CRASHED). Blocks that long."""
+        """Until SIGTERM or SIGINT (returns OK) or an error (logged; CRASHED or REFUSED). Blocks that long."""
         on_stop(self._asked_to_stop)
         self._watchdog.start()
         self._endpoint.start()
@@ -154,11 +157,13 @@ class Runner:
         error = working.exception()
         if not self._said_why.is_set():
             self._say_why(error)
-        return CRASHED
+        return REFUSED if isinstance(error, RefusedError) else CRASHED
 
     def _say_why(self, error: BaseException | None) -> None:
         if isinstance(error, PipelineError):
             log.error("%s: %s", self._name, error)
+        elif (reason := denied(self._kafka, error)) is not None:
+            log.error("%s: %s", self._name, Plain(reason))
         elif isinstance(error, KafkaError):
             at = Plain(self._kafka.bootstrap)
             log.error("%s: Kafka at %s: %r; start it again", self._name, at, error)
@@ -169,7 +174,8 @@ class Runner:
         self._said_why.set()
 
     async def _work(self) -> None:
-        counts = await wait_for_topics(self._kafka, dict.fromkeys(self._spec.reads + self._spec.needs))
+        topics = dict.fromkeys(self._spec.reads + self._spec.needs)
+        counts = await wait_for_topics(self._kafka, topics, self._spec.name)
         app = KlaxonApp(
             self._spec.group,
             self._kafka,
@@ -303,7 +309,7 @@ class Runner:
 
 
 def run_worker(spec: WorkerSpec, config: Config) -> int:
-    """Run a worker until it is told to stop (exit code 0) or fails (1); blocks."""
+    """Run a worker until it is told to stop (exit code 0), fails (1) or is refused (2); blocks."""
     # Nothing made per record refers back to itself: counting references frees it, looking for cycles costs.
     gc.freeze()
     gc.set_threshold(GARBAGE_CHECK)

@@ -12,11 +12,17 @@ from typing import Any, Final, Literal
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaError,
+    TopicAuthorizationFailedError,
+    for_code,
+)
 
 from pipeline.config import KafkaConfig
 from pipeline.workers.broker import BrokerError, admin_client, away, client_options
 from pipeline.workers.records import APPEND_TIME
+from pipeline.workers.rights import who
 from schemas.topics import CONTENT_TYPE, GATING, GATING_PARTITIONS, INPUTS, TICK, Topic
 
 HOUR_MS: Final = 3_600_000
@@ -40,6 +46,7 @@ BY_INPUT_PARTITIONS: Final = (*INPUTS, Topic.PAIRS)
 """Topics with as many partitions as the configuration says; the gate's have GATING_PARTITIONS, others one."""
 
 TOPIC_EXISTS: Final = 36
+ADMIN: Final = "run this as a super user of the brokers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,8 @@ async def create(kafka: KafkaConfig) -> tuple[Topic, ...]:
                 if code == 0:
                     created.append(Topic(name))
                 elif code != TOPIC_EXISTS:
+                    if for_code(code) in (TopicAuthorizationFailedError, ClusterAuthorizationFailedError):
+                        raise BrokerError(f"{who(kafka)} may not create topics at {kafka.bootstrap}: {ADMIN}")
                     said = next((text for text in message if text), for_code(code).__name__)
                     raise BrokerError(f"topic {name} cannot be created at {kafka.bootstrap}: {said}")
             await _until_led(admin, kafka, {item.topic.value for item in wanted})
@@ -265,6 +274,8 @@ async def _probe_problems(kafka: KafkaConfig, topic: Topic) -> list[str]:
             timestamp_ms=int(time.time() * 1000) - HOUR_MS if kafka.append_time else None,
             headers=[(CONTENT_TYPE, TICK.encode()), ("probe", mark)],
         )
+    except TopicAuthorizationFailedError:
+        return [f"{topic}: not probed for its record times, {who(kafka)} may not write it: {ADMIN}"]
     finally:
         await producer.stop()
     consumer: AIOKafkaConsumer[bytes, bytes] = AIOKafkaConsumer(

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import faust
+from faust.auth import Credentials, SASLCredentials, SSLCredentials
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer, Transport
 from faust.types import TP
 from mode.supervisors import CrashingSupervisor
 
 from pipeline.config import KafkaConfig
-from pipeline.workers.broker import isolation
+from pipeline.workers.broker import isolation, security_options
 from pipeline.workers.records import Partition, Record
 from schemas.topics import CONTENT_TYPE, Topic
 
@@ -109,6 +110,7 @@ class KlaxonApp(faust.App):
         super().__init__(
             group,
             broker=";".join(f"kafka://{server}" for server in kafka.bootstrap.split(",")),
+            broker_credentials=_credentials(kafka),
             web_enabled=False,
             key_serializer="raw",
             value_serializer="raw",
@@ -246,6 +248,21 @@ class Link:
         if end is None or not state.has_valid_position:
             return None
         return Position(state.position, end)
+
+
+def _credentials(kafka: KafkaConfig) -> Credentials | None:
+    """The options of our other clients, as Faust takes them."""
+    options = security_options(kafka)
+    if options["security_protocol"] == "PLAINTEXT":
+        return None
+    if options["security_protocol"] == "SSL":
+        return SSLCredentials(options["ssl_context"])
+    return SASLCredentials(
+        username=options["sasl_plain_username"],
+        password=options["sasl_plain_password"],
+        mechanism=options["sasl_mechanism"],
+        ssl_context=options.get("ssl_context"),
+    )
 
 
 def _record(message: Any) -> Record:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import KafkaConfig, load_config
+from pipeline.secret import Secret
 from tests.conftest import REPOSITORY, required_or_skip
 from tests.kafka import keys
 
@@ -45,14 +46,14 @@ def broker_of(config: KafkaConfig) -> Broker:
         for name in KafkaConfig.__struct_fields__
         if getattr(config, name) != getattr(default, name)
     }
-    return Broker(
-        config,
-        keys.settings()
-        | {
-            f"KLAXON_KAFKA_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
-            for name, value in changed.items()
-        },
-    )
+    variables = {f"KLAXON_KAFKA_{name.upper()}": _text(value) for name, value in changed.items()}
+    return Broker(config, keys.settings() | variables)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Secret):
+        return value.reveal()
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"

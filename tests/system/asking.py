@@ -16,7 +16,10 @@ from pipeline.store.queries import run_query
 if __name__ == "__main__":
     clickhouse = load_config(None, os.environ).clickhouse
     store = connect_read_only(
-        clickhouse.dsn, clickhouse.database, username=clickhouse.username, password=clickhouse.password
+        clickhouse.dsn,
+        clickhouse.database,
+        username=clickhouse.username,
+        password=clickhouse.password.reveal(),
     )
     print(json.dumps([run_query(store, query).as_json()["rows"] for query in sys.argv[1:]]))
     store.close()

@@ -20,6 +20,7 @@ from pipeline.cli.doctor.findings import Finding, Severity
 from pipeline.config import KafkaConfig
 from pipeline.workers.broker import (
     BrokerAwayError,
+    RefusedError,
     client_options,
     leaderless,
     partition_counts,
@@ -55,6 +56,16 @@ async def broker_findings(kafka: KafkaConfig) -> list[Finding]:
             remedy="start the broker, or correct kafka.bootstrap",
         )
         return [away]
+    except RefusedError as error:
+        what, _, remedy = str(error).rpartition(": ")
+        refused = Finding(
+            severity="error",
+            code="kafka_refused",
+            where=f"Kafka at {kafka.bootstrap}",
+            what=what,
+            remedy=remedy,
+        )
+        return [refused]
     problems = await topic_problems(kafka)
     found = [topic_finding(problem) for problem in problems]
     absent = {problem.topic for problem in problems if problem.code == "absent"}

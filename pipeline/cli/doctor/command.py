@@ -23,7 +23,7 @@ from pipeline.config import Config, ConfigError, load_config
 from pipeline.workers.broker import BrokerAwayError
 
 T = TypeVar("T")
-NEEDED = ("topic_absent", "kafka_unreachable")
+NEEDED = ("topic_absent", "kafka_unreachable", "kafka_refused")
 """With one of these, nothing can be said of the workers."""
 
 
