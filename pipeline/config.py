@@ -130,7 +130,7 @@ class ArchiveConfig(Struct, frozen=True, kw_only=True):
 
     block_rows: Annotated[int, Meta(ge=1, le=100_000)] = 100_000
     block_bytes: Annotated[int, Meta(ge=1, le=64 << 20)] = 64 << 20
-    block_age_ms: Positive = 5_000
+    block_age_ms: Positive = 10_000
     query_listen: str | None = None
     """`host:port` of the read-only query endpoint (embedded ClickHouse only); absent: none."""
 

@@ -35,6 +35,9 @@ from schemas.plain import Plain
 from schemas.topics import Topic
 
 BEAT_EVERY_S: Final = 0.5
+IDLE_WAIT_MS: Final = 500
+"""How long a fetch waits for a first record. Apache Kafka answers at once when there is one: a shorter wait
+costs it empty answers, of every router. The embedded broker looks again only after `fetch_wait_ms`."""
 STOP_GRACE_S: Final = 10.0
 """How long a router may take to end: a broker that does not answer keeps its client waiting."""
 
@@ -135,7 +138,7 @@ def router(config: Config, as_json: bool, file: Path | None) -> None:
     settings = RouterSettings(
         bootstrap=config.kafka.bootstrap,
         name=config.router.name,
-        fetch_wait_ms=config.kafka.fetch_wait_ms,
+        fetch_wait_ms=IDLE_WAIT_MS if config.kafka.transactions else config.kafka.fetch_wait_ms,
         security=security_options(config.kafka),
         explain=explain,
     )

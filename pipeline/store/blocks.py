@@ -24,7 +24,7 @@ class BlockLimits:
 
     rows: int = 100_000
     size_bytes: int = 64 << 20
-    age_us: int = 5_000_000
+    age_us: int = 10_000_000
 
     @property
     def behind_age_us(self) -> int:

@@ -206,9 +206,12 @@ def _cell(cell: Cell) -> tuple[Any, ...]:
 
 
 def _distribution(found: Distribution, name: str) -> tuple[Any, ...]:
-    _fits_i8((found.count, found.sum, found.min, found.max), name)
-    _fits_i8(found.counts, name)
-    _in_range(found.bins, _I4, name)
+    _fits_i8([found.count, found.sum, found.min, found.max, *found.counts], name)
+    try:
+        array("i", found.bins)
+    except OverflowError:
+        _in_range(found.bins, _I4, name)
+        raise
     return found.count, found.sum, found.min, found.max, found.bins, found.counts
 
 

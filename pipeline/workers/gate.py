@@ -58,6 +58,8 @@ LOOK_EVERY_S: Final = 0.1
 """And at most: leases are renewed by the clock."""
 RENEWED_AT_ONCE: Final = 64
 """Renewals of so many roll-outs share a transaction. One each, they would keep a trip waiting."""
+FRESH_TIMES: Final = 10
+"""Fresh evidence is judged again after so many times what it took last, at most `gate.fresh_interval_ms`."""
 UPKEEP_EVERY_S: Final = 1.0
 TELL_EVERY_S: Final = 60.0
 ATTEMPTS: Final = 2
@@ -89,7 +91,8 @@ class _Seat:
     news_fresh: bool = True
     news_since_s: float | None = None
     """Since when the oldest news waits."""
-    judged_fresh_s: float = 0.0
+    fresh_due_s: float = 0.0
+    """When fresh evidence may be judged again."""
     committed: dict[Partition, int] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
 
@@ -264,11 +267,7 @@ class GateWorker:
                     seat.news.clear()
                     await seat.news.wait()
                 if not seat.news_finals:
-                    await asyncio.sleep(self._fresh_due_s(seat) - time.monotonic())
-
-    def _fresh_due_s(self, seat: _Seat) -> float:
-        """When fresh evidence may be judged again."""
-        return seat.judged_fresh_s + self._config.gate.fresh_interval_ms / 1000
+                    await asyncio.sleep(seat.fresh_due_s - time.monotonic())
 
     async def _catch_up(self, seat: _Seat) -> None:
         """Rebuild the core from the log, up to where Faust's records go on."""
@@ -378,11 +377,14 @@ class GateWorker:
         if seat.news_finals:
             seat.news_finals = False
             await self._write(seat, seat.core.judge_complete(_now_us()))
-        now_s = time.monotonic()
-        if seat.news_fresh and now_s >= self._fresh_due_s(seat):
+        began_s = time.monotonic()
+        if seat.news_fresh and began_s >= seat.fresh_due_s:
             seat.news_fresh = False
-            seat.judged_fresh_s = now_s
-            await self._write(seat, seat.core.judge_fresh(_now_us()))
+            effects = seat.core.judge_fresh(_now_us())
+            longest_s = self._config.gate.fresh_interval_ms / 1000
+            spent_s = time.monotonic() - began_s
+            seat.fresh_due_s = began_s + min(max(PACE_S, FRESH_TIMES * spent_s), longest_s)
+            await self._write(seat, effects)
         if not (seat.news_finals or seat.news_fresh):
             seat.news_since_s = None
         renewals = seat.core.renew(_now_us())
@@ -419,6 +421,7 @@ class GateWorker:
             self._watched.fenced[seat.partition] += isinstance(error, FencedError)
             raise
         self._watched.wrote(effects, began_s, seat.news_since_s, time.monotonic())
+        seat.waits.moved()
         for effect in effects:
             if (decision := effect.decision) is not None:
                 reason = decision.reason

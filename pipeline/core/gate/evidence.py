@@ -39,6 +39,9 @@ FAMILIES: Final[dict[str, Family]] = {Topic.REQUESTS.value: "requests", Topic.LO
 Unknown = Callable[[int, int], str]
 """(first, last) second → what of them is unknown, "" if nothing."""
 Worst = dict[Scope, list[tuple[int, bytes]]]
+Takers = dict[str, tuple[JudgedRule, ...]]
+"""Dimension → rules that a cell of it is evidence for."""
+NOBODY: Final[Takers] = {}
 Place = Literal["ours", "foreign", "other_version", "other_difference"]
 """`foreign`: another generation, or too early. `other_version`: of a model that is not the arm's, so neither
 what was scored of it nor what was lost is evidence. `other_difference`: scored between other versions than
@@ -63,8 +66,8 @@ class RolloutEvidence:
     mismatched: int = 0
     """Pairs and requests seen whose versions are not those under test."""
     _masks: dict[Arm, int] = field(default_factory=dict)
-    _judged_of: dict[tuple[Family, Arm, str], tuple[JudgedRule, ...]] = field(default_factory=dict)
-    """Rules that a cell of this family, arm and dimension is evidence for, as far as asked."""
+    _takers: dict[tuple[Family, Arm], Takers] = field(default_factory=dict)
+    """As far as asked for."""
 
     def __post_init__(self) -> None:
         self.rules = [JudgedRule.of(rule) for rule in self.policy.rules]
@@ -124,22 +127,22 @@ class RolloutEvidence:
     def patch(self, family: Family, placed: Placed, sign: int) -> None:
         """Add a cell of an open second, or take it out."""
         second, population, cell = placed
-        if population is None or population.rollout != self.spec.rollout:
-            return
-        if self._place(family, population, second) != "ours":
-            return
-        for judged in self._judged_by(family, population.arm, cell.dimension):
+        for judged in self.takers(family, second, population).get(cell.dimension, ()):
             judged.patch(second, cell, sign)
 
-    def _judged_by(self, family: Family, arm: Arm, dimension: str) -> tuple[JudgedRule, ...]:
-        found = self._judged_of.get((family, arm, dimension))
+    def takers(self, family: Family, second: int, population: Population | None) -> Takers:
+        """The rules that cells of this population and second are evidence for. Read only."""
+        if population is None or population.rollout != self.spec.rollout:
+            return NOBODY
+        if self._place(family, population, second) != "ours":
+            return NOBODY
+        found = self._takers.get((family, population.arm))
         if found is None:
-            # Dimensions come from our own workers' cells: there are few.
-            found = self._judged_of[family, arm, dimension] = tuple(
-                judged
-                for judged in self.rules
-                if _is_of(judged.rule, family, arm) and dimension in judged.wanted
-            )
+            rules = [judged for judged in self.rules if _is_of(judged.rule, family, population.arm)]
+            found = self._takers[family, population.arm] = {
+                dimension: tuple(judged for judged in rules if dimension in judged.wanted)
+                for dimension in frozenset().union(*(judged.wanted for judged in rules))
+            }
         return found
 
     def renumber(self, generations: range, opened: Iterable[tuple[Family, Placed]]) -> None:

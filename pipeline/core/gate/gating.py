@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from pipeline.core.gate.evidence import RolloutEvidence
+from pipeline.core.gate.evidence import NOBODY, RolloutEvidence, Takers
 from pipeline.core.gate.intake import Contents, Intake
 from pipeline.core.gate.machine import Evidence, Kind, Outcome, judge
 from pipeline.core.gate.observed import rollout_gauges
@@ -21,9 +21,9 @@ from pipeline.core.gate.outbid import Topmost, above, take_over
 from pipeline.core.gate.policy import Family
 from pipeline.core.gate.run import Run, every_evaluation
 from pipeline.core.gate.settings import Effect, GateSettings, ReadFrom
-from pipeline.core.gate.sources import Change, Placed
+from pipeline.core.gate.sources import Change
 from pipeline.core.gate.state import COMMAND_IDS_KEPT, PartitionMemory, StateRecord
-from schemas.buckets import FinalBuckets, FreshCells
+from schemas.buckets import FinalBuckets, FreshCells, Population
 from schemas.control import Command, Decision, Directive, Evaluation, Inputs, Rollout
 from schemas.topics import Topic
 
@@ -110,14 +110,21 @@ class GateCore:
         if family is None:
             return
         for sign, cells in ((-1, change.removed), (1, change.added)):
-            for placed in cells:
-                run = self._run_of(placed)
-                if run is not None and not run.memory.final:
-                    run.evidence.patch(family, placed, sign)
+            at: tuple[int, Population | None] | None = None
+            takers = NOBODY
+            for second, population, cell in cells:
+                if at is None or at[1] is not population or at[0] != second:
+                    # Cells of one population and second follow each other.
+                    at = second, population
+                    takers = self._takers(family, second, population)
+                for judged in takers.get(cell.dimension, ()):
+                    judged.patch(second, cell, sign)
 
-    def _run_of(self, placed: Placed) -> Run | None:
-        population = placed[1]
-        return None if population is None else self._runs.get(population.rollout)
+    def _takers(self, family: Family, second: int, population: Population | None) -> Takers:
+        run = None if population is None else self._runs.get(population.rollout)
+        if run is None or run.memory.final:
+            return NOBODY
+        return run.evidence.takers(family, second, population)
 
     # --- decisions out ---------------------------------------------------------------------------------
 
@@ -212,11 +219,18 @@ class GateCore:
         return [self._reassert(run, now_us) for _, run in sorted(self._runs.items()) if run.contested]
 
     def renew(self, now_us: int) -> list[Effect]:
-        """Every `renew_us` and roll-out its state, and its directive with a new lease while the gate sees."""
+        """Every `renew_us` and roll-out its state, and its directive with a new lease while the gate sees.
+
+        Whose turn comes within half of that time goes along: they fall into step, and one transaction does
+        for all of them, not one each.
+        """
+        live = {name: run for name, run in self._runs.items() if not run.memory.retired}
+        ages_us = {name: now_us - run.renewed_us for name, run in live.items()}
+        if max(ages_us.values(), default=0) < self.settings.renew_us:
+            return []
         effects: list[Effect] = []
-        for name in sorted(self._runs):
-            run = self._runs[name]
-            if run.memory.retired or now_us - run.renewed_us < self.settings.renew_us:
+        for name, run in sorted(live.items()):
+            if ages_us[name] < self.settings.renew_us // 2:
                 continue
             run.renewed_us = now_us
             directive = None

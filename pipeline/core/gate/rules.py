@@ -189,7 +189,7 @@ class JudgedRule:
             return run
         first = min(self.window.open, default=end) if self.window.end is None else self.window.end + 1
         for second in range(max(first, end - self.rule.reach_s), end + 1):
-            run = self._next_run(run, read(self.rule, self.window.ahead(scope, second)), second)
+            run = self._next_run(run, read(self.rule, self.window.ending_at(scope, second)), second)
         return run
 
     def _next_run(self, run: Run | None, reading: Reading, second: int) -> Run | None:

@@ -27,11 +27,15 @@ class Window:
     """Folded seconds inside the window that hold anything, oldest first."""
     open: dict[int, dict[Scope, Vec]] = field(default_factory=dict)
     """Seconds after `end`, as far as they are known."""
+    _ahead_end: int = -1
+    _ahead: dict[Scope, Vec] = field(default_factory=dict)
+    """Windows that would end at `_ahead_end`, as far as asked for; patches keep them up to date."""
 
     def fold(self, second: int, content: Mapping[Scope, Vec]) -> None:
         """Add the next complete second; it must be later than every one before."""
         assert self.end is None or second > self.end
         self.end = second
+        self._ahead.clear()
         while self.seconds and (oldest := next(iter(self.seconds))) <= second - self.length_s:
             self._take_out(oldest)
         for at in [at for at in self.open if at <= second]:
@@ -52,13 +56,29 @@ class Window:
             del scopes[scope]
             if not scopes:
                 del self.open[second]
+        ahead = self._ahead.get(scope)
+        if ahead is not None and self._ahead_end - self.length_s < second <= self._ahead_end:
+            add_into(ahead, vec, sign)
 
     def total(self, scope: Scope) -> Vec:
         """The window that ends at the newest folded second. Read only."""
         return self.totals.get(scope, {})
 
     def ahead(self, scope: Scope, end: int) -> Vec:
-        """The window that would end at `end` ≥ the newest folded second, with what is open. A new vector."""
+        """The window that would end at `end` ≥ the newest folded second, with what is open. Read only.
+
+        Kept for the `end` asked for last: fresh evidence asks again and again for the newest open second.
+        """
+        if end != self._ahead_end:
+            self._ahead.clear()
+            self._ahead_end = end
+        found = self._ahead.get(scope)
+        if found is None:
+            found = self._ahead[scope] = self.ending_at(scope, end)
+        return found
+
+    def ending_at(self, scope: Scope, end: int) -> Vec:
+        """As `ahead`, worked out anew. A new vector."""
         total = dict(self.totals.get(scope, {}))
         for second, scopes in self.seconds.items():
             if second > end - self.length_s:

@@ -417,6 +417,27 @@ def test_renewing_does_not_make_an_expectation_stale() -> None:
     assert kinds(bench.command(right, us(T0 + 21))) == ["command"]
 
 
+def test_roll_outs_are_renewed_in_step_and_none_too_late() -> None:
+    bench = Bench.started()
+    for number in range(1, 12):
+        spec = {**SPEC, "rollout": f"r{number}"}
+        started = command("start", f"s{number}", rollout=f"r{number}", arguments={"spec": spec})
+        bench.command(started, us(T0 + number * 0.4))
+    last = dict.fromkeys(bench.core.names(), us(T0))
+    transactions = 0
+    for tenth in range(50, 1_000):
+        now_us = us(T0 + tenth / 10)
+        renewed = bench.write(bench.core.renew(now_us))
+        transactions += bool(renewed)
+        for effect in renewed:
+            assert now_us - last[effect.name] >= 2_500_000 or last[effect.name] == us(T0)
+            last[effect.name] = now_us
+        assert all(now_us - then_us < 5_000_000 + 4_400_000 for then_us in last.values())
+        if tenth > 150:
+            assert all(now_us - then_us < 5_000_000 for then_us in last.values())
+    assert transactions <= 95 / 5 + 2
+
+
 def test_leases_are_renewed_only_while_the_gate_sees() -> None:
     bench = Bench.started()
     start = bench.effects[0].directive

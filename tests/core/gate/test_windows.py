@@ -51,6 +51,47 @@ def test_folded_and_open_seconds_against_a_recount(
         assert window.ahead(scope, end) == recount(seconds, scope, end - length_s + 1, end)
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("patch", "take back", "fold", "ask")), st.integers(1, 6), contents),
+        max_size=40,
+    ),
+    st.integers(1, 7),
+)
+def test_what_is_asked_for_again_and_again_follows_every_change(
+    steps: list[tuple[str, int, dict]], length_s: int
+) -> None:
+    window = Window(length_s)
+    folded: dict[int, dict] = {}
+    opened: dict[int, dict] = {}
+    patched: list[tuple[int, dict]] = []
+    at = 100
+    window.fold(at, {})
+    for what, ahead, content in steps:
+        if what == "fold":
+            at += ahead
+            window.fold(at, content)
+            folded[at] = content
+            patched = [(second, one) for second, one in patched if second > at]
+        elif what == "patch":
+            patched.append((at + ahead, content))
+            for scope, vec in content.items():
+                window.patch(at + ahead, scope, vec, 1)
+        elif what == "take back" and patched:
+            second, taken = patched.pop()
+            for scope, vec in taken.items():
+                window.patch(second, scope, vec, -1)
+        opened = {}
+        for second, one in patched:
+            for scope, vec in one.items():
+                add_into(opened.setdefault(second, {}).setdefault(scope, {}), vec)
+        for scope in SCOPES:
+            end = at + (ahead if what == "ask" else 3)
+            known = {**folded, **opened}
+            assert window.ahead(scope, end) == recount(known, scope, end - length_s + 1, end)
+
+
 def test_patches_can_be_taken_back() -> None:
     window = Window(5)
     window.patch(7, ("all", ""), {0: 3}, 1)
