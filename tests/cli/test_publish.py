@@ -18,9 +18,11 @@ from pipeline.workers import topics
 from schemas import codec
 from schemas.events import RequestEvent
 from schemas.examples import invalid_examples, valid_examples
+from schemas.signing import SIGNATURE, Verdict
 from schemas.topics import Topic, gating_partition, partition_of
+from tests.kafka import keys
 from tests.kafka.broker import Broker
-from tests.kafka.records import dump
+from tests.kafka.records import dump, now_us
 
 pytestmark = pytest.mark.slow
 
@@ -148,6 +150,9 @@ async def test_commands_go_to_their_gating_partition_one_a_record(broker: Broker
         command = msgspec.json.decode(record.value)
         assert record.key == command["rollout"].encode()
         assert record.partition == gating_partition(command["rollout"])
+        header = dict(record.headers)[SIGNATURE]
+        signed = keys.trusted().check(Topic.COMMANDS, record.key, record.value, header, now_us())
+        assert signed is Verdict.TRUSTED
 
 
 async def test_missing_topics_and_wrong_usage_exit_with_2(embedded: Broker) -> None:

@@ -8,7 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.cli.exits import CommandError, Exit
+from pipeline.cli.gate_link import believed_directives
 from pipeline.cli.main import cli
+from pipeline.config import load_config
+from pipeline.workers.records import Record
+from schemas.topics import Topic
 from tests.kafka import keys
 
 SETTINGS = {
@@ -47,3 +51,20 @@ def test_a_bad_file_ends_it_at_once_and_is_named(setting: str, command: str, tmp
     said = refused(command, {**keys.settings(), f"KLAXON_SIGNATURES_{setting.upper()}": str(bad)})
     assert str(bad) in said
     assert (":2: keys.x" in said) == (setting == "trust_file")
+
+
+def test_commands_that_only_look_leave_out_what_no_gate_signed(tmp_path: Path) -> None:
+    def record(*headers: tuple[str, bytes]) -> Record:
+        return Record(Topic.CONTROL, 0, 0, 0, 0, dict(headers), b"r", b"{}")
+
+    signed, unsigned = record(keys.directive_header(b"r", b"{}")), record()
+    borrowed = record(keys.directive_header(b"r", b"{ }"))
+    believed = believed_directives(load_config(None, keys.settings()))
+    assert [believed(one) for one in (signed, unsigned, borrowed)] == [True, False, False]
+    for settings in ({}, {**keys.settings(), "KLAXON_SIGNATURES_REQUIRED": "false"}):
+        believed = believed_directives(load_config(None, settings))
+        assert all(believed(one) for one in (signed, unsigned, borrowed))
+    bad = tmp_path / "trust.yaml"
+    bad.write_text("")
+    with pytest.raises(CommandError, match=r"trust\.yaml:1: no trust file"):
+        believed_directives(load_config(None, {"KLAXON_SIGNATURES_TRUST_FILE": str(bad)}))

@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from agents.router.runner import Router, RouterSettings
+from pipeline.cli.main import cli
+from pipeline.key_file import read_key_file
 from pipeline.signatures import NOT_REQUIRED
-from schemas.signing import SIGNATURE, Signer, Use, Verdict
+from pipeline.trust_file import WatchedTrust
+from schemas.signing import SIGNATURE, Signer, Use, Verdict, signer_of
 from schemas.topics import Topic
 from tests.kafka import keys
 from tests.kafka.broker import Broker
@@ -167,6 +172,57 @@ async def test_a_command_that_no_operator_signed_is_refused_by_name(kafka: Broke
     (first, *_) = await dump(kafka, Topic.CONTROL)
     signed_by = dict(first.headers)[SIGNATURE]
     assert keys.trusted().check(Topic.CONTROL, b"r1", first.value, signed_by, now_us()) is Verdict.TRUSTED
+
+
+async def test_keys_are_rotated_while_gate_and_router_run(
+    kafka: Broker, log_folder: Path, tmp_path: Path
+) -> None:
+    """No record is refused, before, during or after; the one after the change is signed with the new key."""
+    folder, stop = tmp_path / "keys", asyncio.Event()
+
+    def klaxon(*arguments: str) -> None:
+        done = CliRunner().invoke(cli, ["keys", *arguments, str(folder)])
+        assert done.exit_code == 0, done.output
+
+    def commanded(name: str) -> Written:
+        value = encoded({**start_command(name), "command": name})
+        header = read_key_file(folder / "commands.key").header(Topic.COMMANDS, b"r1", value)
+        return Written(Topic.COMMANDS, value, key=b"r1", partition=SEAT, headers=(header,), signed=False)
+
+    klaxon("create")
+    router = Router(
+        RouterSettings(kafka.bootstrap, "r"), lambda _: None, trust=WatchedTrust(folder / "trust.yaml")
+    )
+    following = asyncio.create_task(router.run(stop))
+    async with Worker("gate", kafka, log_folder, environment={**QUICK, **keys.settings(folder)}) as gate:
+        await gate.until_log(f"gating partition {SEAT}: taken")
+        await produce(kafka, [commanded("start"), commanded("abort")])  # a final state is always renewed
+
+        async def renewed_by_new_key() -> bool:
+            await asyncio.sleep(0.3)
+            found = await dump(kafka, Topic.CONTROL)
+            return bool(found) and signer_of(dict(found[-1].headers)[SIGNATURE]) == new
+
+        new = read_key_file(folder / "directives.key").key_id
+        await eventually(renewed_by_new_key)
+        klaxon("rotate", "directives")
+        await gate.until_log("read again: 3 keys")
+        (folder / "directives.key.next").rename(folder / "directives.key")
+        new = read_key_file(folder / "directives.key").key_id
+        await eventually(renewed_by_new_key)
+        epoch = json.loads((await dump(kafka, Topic.CONTROL))[-1].value)["epoch"]
+
+        async def obeyed() -> bool:
+            held = router._states["r1"].directive
+            return held is not None and held.epoch >= epoch
+
+        await eventually(obeyed)
+    stop.set()
+    await following
+    # The start's lease is over as it comes: no evidence is there that a gate could see.
+    refused = {reason for reason, count in router.gauges()["refused/directive"].items() if count}
+    assert refused <= {"expired"}
+    assert f"{new} signs from now on" in gate.log
 
 
 async def test_with_signatures_off_anybody_is_obeyed_and_it_says_so(kafka: Broker, log_folder: Path) -> None:
