@@ -74,7 +74,7 @@ class _Seat:
     """Our tick that was not read yet: one is enough."""
     commit: int | None = None
     committed: int = 0
-    """A commit never moves back."""
+    """By whomever: a commit never moves back."""
     unacknowledged: list[Awaitable[Any]] = field(default_factory=list)
     flushed_offset: int = 0
     """The offset expected next at the last flush."""
@@ -134,6 +134,7 @@ class SourceWorker:
         it are in nobody's state.
         """
         committed = await committed_offset(self._config.kafka, self._link.group, place)
+        seat.committed = committed or 0
         expected = seat.source.next_offset
         if expected is not None and (committed is None or committed <= expected):
             self._intake.expect(place, expected)
@@ -318,6 +319,8 @@ class SourceWorker:
                 continue
             began_s = time.thread_time()
             flush = seat.source.take_flush()
+            # Before anything is sent: that can take long, and the partition be lost and won meanwhile.
+            commits.append((seat, seat.tenure, flush.commit))
             records = list(_records_of(place, flush))
             spent_s += time.thread_time() - began_s
             seat.warming_up = seat.warming_up and not flush.finals
@@ -329,7 +332,6 @@ class SourceWorker:
                         topic, value, key=str(place).encode(), content_type=BUCKETS, partition=partition
                     )
                 )
-            commits.append((seat, seat.tenure, flush.commit))
         if waiting:
             fault("flush_sent_before_acknowledged")
         self._under_way.put(waiting, partial(self._acknowledged, commits, began_flush_s if waiting else None))

@@ -12,13 +12,13 @@ import pytest
 from aiokafka.errors import KafkaError, LeaderNotAvailableError
 
 from pipeline.config import Config
-from pipeline.core.source import BucketRecord, Flush
+from pipeline.core.source import BucketRecord, Flush, RecordMeta
 from pipeline.workers.cadence import GATHER_S, MOST_UNACKNOWLEDGED
-from pipeline.workers.records import Partition
+from pipeline.workers.records import APPEND_TIME, Partition, Record
 from pipeline.workers.source import COMMIT_EVERY_S, SourceWorker
 from pipeline.workers.source_kind import SourceKind
 from pipeline.workers.transport import Link, Position
-from schemas.topics import Topic
+from schemas.topics import TICK, Topic
 from tests.workers.moved_loop import in_moved_time
 
 PLACE = Partition(Topic.LOGITS, 0)
@@ -33,6 +33,9 @@ class Talks:
     flushed_at_s: list[float] = field(default_factory=list)
     flushed_offsets: list[int] = field(default_factory=list)
 
+    def read(self, meta: RecordMeta, _decoded: object) -> None:
+        self.next_offset = meta.offset + 1
+
     def take_flush(self) -> Flush:
         self.flushed_at_s.append(asyncio.get_running_loop().time())
         self.flushed_offsets.append(self.next_offset)
@@ -44,13 +47,20 @@ class Answers:
     """Stands for the link: the test answers what is sent, in any order; commits are kept."""
 
     end: int = 5
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared: the producer's buffer is full, and whoever sends waits."""
+    group: str = "klaxon-pair"
     sent: list[asyncio.Future[None]] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.room.set()
 
     def position(self, _place: Partition) -> Position:
         return Position(0, self.end)
 
     async def send(self, *_: object, **__: object) -> Awaitable[None]:
+        await self.room.wait()
         self.sent.append(asyncio.get_running_loop().create_future())
         return self.sent[-1]
 
@@ -143,6 +153,44 @@ def test_what_was_flushed_before_a_revocation_is_not_committed_after_it() -> Non
                 sent.set_result(None)
             await asyncio.sleep(LONG_S)
             assert now.link.committed == [2 * MOST_UNACKNOWLEDGED]
+
+    moved(scene())
+
+
+def test_what_was_flushed_before_a_revocation_is_not_committed_though_it_was_sent_after_it() -> None:
+    async def scene() -> None:
+        async with running() as now:
+            now.link.room.clear()
+            await asyncio.sleep(LONG_S)
+            assert len(now.source.flushed_at_s) == 1, "it was taken, and waits for room"
+            await now.worker.revoked(frozenset({PLACE}))
+            await now.worker.assigned(frozenset({PLACE}))
+            now.link.room.set()
+            await asyncio.sleep(LONG_S)
+            now.link.sent[0].set_result(None)
+            await asyncio.sleep(LONG_S)
+            assert now.link.committed == [], "it may have been read elsewhere meanwhile"
+
+    moved(scene())
+
+
+def test_a_commit_never_moves_back_behind_what_was_committed_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def by_another(*_: object) -> int:
+        return 4
+
+    monkeypatch.setattr("pipeline.workers.source.committed_offset", by_another)
+
+    async def scene() -> None:
+        async with running() as now:
+            tick = {"content-type": TICK.encode()}
+            await now.worker.read(Record(Topic.LOGITS, 0, 5, 1_000_000, APPEND_TIME, tick, None, b""))
+            for at in range(6):
+                await asyncio.sleep(LONG_S)
+                now.link.sent[at].set_result(None)
+            await asyncio.sleep(LONG_S)
+            assert now.link.committed == [5, 6]
 
     moved(scene())
 
