@@ -178,11 +178,11 @@ _KIND: Final = "trip|gap|pause|hold|close|step|promote|advise|reassert|refused|c
 class NotifyConfig(Struct, frozen=True, kw_only=True):
     """The webhook of `klaxon notify`. Its url and secrets are never logged."""
 
-    url: str | None = None
+    url: Secret = Secret()
     """`https://…`; http only to this machine, or where allow_http says so."""
     secret_file: str | None = None
     """File with `whsec_BASE64`, one a line: with two, notifications carry both signatures."""
-    secret: str | None = None
+    secret: Secret = Secret()
     """The same as a value, for KLAXON_NOTIFY_SECRET."""
     kinds: Annotated[str, Meta(pattern=f"^({_KIND})(,({_KIND}))*$")] = "trip,gap"
     """Kinds of decisions to tell, separated by commas."""

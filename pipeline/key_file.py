@@ -108,7 +108,10 @@ class WatchedKey:
         try:
             signer = read_key_file(self._path)
             if not trusted(signer):
-                raise KeyFileError(f"{self._path}: {signer.key_id} is not in the trust file here; add it")
+                raise KeyFileError(
+                    f"{self._path}: by the trust file here {signer.key_id} may not sign this now; correct "
+                    "its entry, or name another key"
+                )
         except KeyFileError as error:
             if seen != self._told:
                 self._told = seen

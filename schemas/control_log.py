@@ -10,6 +10,8 @@ from schemas.control import Directive
 
 MOST_PENDING: Final = 4096
 """Directives kept until one of their roll-out is believed."""
+MOST_PENDING_BYTES: Final = 16 << 20
+"""And their size: records of strangers may be large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class GreatestBelieved:
         self._greatest: dict[str, Directive] = {}
         self._pending: dict[str, list[Stated]] = {}
         self._count = 0
+        self._bytes = 0
 
     def offer(self, stated: Stated) -> None:
         """The next record, in log order."""
@@ -49,7 +52,8 @@ class GreatestBelieved:
             return
         self._pending.setdefault(directive.rollout, []).append(stated)
         self._count += 1
-        if self._count >= MOST_PENDING:
+        self._bytes += len(stated.value)
+        if self._count >= MOST_PENDING or self._bytes >= MOST_PENDING_BYTES:
             self.settle()
 
     def settle(self) -> dict[str, Directive]:
@@ -61,5 +65,5 @@ class GreatestBelieved:
                     self._greatest[name] = stated.directive
                     break
         self._pending.clear()
-        self._count = 0
+        self._count = self._bytes = 0
         return dict(self._greatest)

@@ -75,17 +75,17 @@ def create(
     made: list[tuple[Use, Signer]] = []
     with _only_writer(places.trust):
         entries = _entries(places.trust)
-        for one in uses:
-            if if_absent and places.private[one].exists():
-                continue
-            signer = _created(places.private[one])
-            entries[signer.key_id] = _entry(signer, one, days)
-            made.append((one, signer))
         try:
+            for one in uses:
+                if if_absent and places.private[one].exists():
+                    continue
+                signer = _created(places.private[one])
+                entries[signer.key_id] = _entry(signer, one, days)
+                made.append((one, signer))
             if made:
                 replace_file(places.trust, trust_text(entries).encode())
-        except OSError:
-            for use_made, _ in made:  # nobody would trust them, and they would stand in the way
+        except BaseException:  # nobody would trust those that were made, and they would stand in the way
+            for use_made, _ in made:
                 places.private[use_made].unlink()
             raise
     _tell_created(places, made, entries, as_json)
@@ -139,7 +139,11 @@ def rotate(config: Config, use: str, folder: Path | None, overlap_days: int, day
         ends = replace(before.key, valid_until_us=end_us if until_us is None else min(until_us, end_us))
         entries[old.key_id] = Entry(ends, before.note)
         entries[signer.key_id] = _entry(signer, chosen, days)
-        replace_file(places.trust, trust_text(entries).encode())
+        try:
+            replace_file(places.trust, trust_text(entries).encode())
+        except BaseException:  # as above
+            new_path.unlink()
+            raise
     assert ends.valid_until_us is not None
     if as_json:
         said = {
@@ -155,7 +159,11 @@ def rotate(config: Config, use: str, folder: Path | None, overlap_days: int, day
     click.echo(f"{places.trust}: trusts {signer.key_id}, and {old.key_id} until {until}")
     click.echo(f"1. copy {places.trust} to all {readers}; they read it within a second, without a restart")
     click.echo(f"2. then `mv {new_path} {old_path}` where {who} sign; running gates take it up by themselves")
-    click.echo(f"3. after {until} take {old.key_id} out of {places.trust}")
+    if chosen is Use.DIRECTIVES:
+        click.echo("3. restart the gates one after another: each writes anew what the old key signed")
+    click.echo(
+        f"{4 if chosen is Use.DIRECTIVES else 3}. after {until} take {old.key_id} out of {places.trust}"
+    )
     return Exit.OK
 
 

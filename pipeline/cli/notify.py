@@ -57,13 +57,13 @@ def notify(config: Config, as_json: bool, test: bool) -> int:
 
 def webhook_of(settings: NotifyConfig) -> Webhook:
     """As configured. Reads the secret's file: blocks. Raises NotificationError."""
-    if settings.url is None:
+    if not settings.url:
         raise NotificationError("no webhook is configured: set notify.url and notify.secret_file")
     texts = _secrets(settings)
     if not texts:
         raise NotificationError("a webhook is signed: set notify.secret_file (or KLAXON_NOTIFY_SECRET)")
     return Webhook(
-        url=checked_url(settings.url, allow_http=settings.allow_http),
+        url=checked_url(settings.url.reveal(), allow_http=settings.allow_http),
         keys=tuple(secret_of(text) for text in texts),
         kinds=frozenset(settings.kinds.split(",")),
         timeout_s=settings.timeout_s,
@@ -74,7 +74,7 @@ def webhook_of(settings: NotifyConfig) -> Webhook:
 def _secrets(settings: NotifyConfig) -> list[str]:
     """One a line: while two are there, each notification carries both signatures."""
     if settings.secret_file is None:
-        return (settings.secret or "").split()
+        return settings.secret.reveal().split()
     try:
         return Path(settings.secret_file).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:

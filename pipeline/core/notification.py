@@ -7,7 +7,6 @@ Headers and signature are those of the Standard Webhooks specification (`webhook
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 from collections.abc import Collection, Sequence
@@ -99,7 +98,7 @@ def secret_of(text: str) -> bytes:
         )
     try:
         key = base64.b64decode(value.removeprefix(SECRET_PREFIX), validate=True)
-    except binascii.Error:
+    except ValueError:  # no base64, or not even ASCII
         raise NotificationError(f"a secret is {SECRET_PREFIX} and base64; this one is not") from None
     if len(key) < LEAST_SECRET_BYTES:
         raise NotificationError(f"a secret holds at least {LEAST_SECRET_BYTES} bytes; this one {len(key)}")
@@ -143,6 +142,7 @@ def checked_url(url: str, *, allow_http: bool) -> str:
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
+        (host or "").encode("idna")  # as it is looked up: no label is empty or too long
     except ValueError:
         raise NotificationError("notify.url is no address; write https://HOST/PATH") from None
     if parts.scheme not in ("http", "https") or not host:

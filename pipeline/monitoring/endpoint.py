@@ -8,6 +8,7 @@ endpoint, until it is free.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import socket
@@ -31,7 +32,7 @@ ANSWER_WITHIN_S: Final = 3.0
 """How long the loop may take for what a scrape asks it."""
 MOST_CONNECTIONS: Final = 8
 IDLE_S: Final = 5.0
-"""A client that says nothing, or takes nothing, for so long is left."""
+"""A client whose request is not whole after so long, or who does not take its answer, is left."""
 AGAIN_S: Final = 15.0
 """From one try at a port that is taken to the next."""
 POLL_S: Final = 0.5
@@ -95,6 +96,24 @@ class Endpoint:
             return
 
 
+class _Request(io.RawIOBase):
+    """What a client says within IDLE_S in all: one that says a byte now and then holds no place for ever."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._until_s = time.monotonic() + IDLE_S
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
@@ -148,6 +167,11 @@ def _handler(asked: Asked, loop: asyncio.AbstractEventLoop) -> type[BaseHTTPRequ
         server_version = "klaxon"
         sys_version = ""
 
+        def setup(self) -> None:
+            super().setup()
+            self.rfile.close()
+            self.rfile = io.BufferedReader(_Request(self.connection))
+
         def do_GET(self) -> None:
             answers = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
             answer = answers.get(self.path.partition("?")[0])
@@ -187,6 +211,7 @@ def _handler(asked: Asked, loop: asyncio.AbstractEventLoop) -> type[BaseHTTPRequ
             self._say(status, JSON, json.dumps(body).encode() + b"\n")
 
         def _say(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+            self.connection.settimeout(IDLE_S)
             self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))

@@ -104,7 +104,7 @@ def embedded_folder(dsn: str) -> Path | None:
     if parts.scheme == EMBEDDED_SCHEME and not parts.netloc and len(parts.path.strip("/")) > 0:
         return Path("/" + parts.path.lstrip("/"))
     raise StoreError(
-        f"clickhouse.dsn {_without_password(dsn)!r}: expected http://host:8123, https://host:8443 "
+        f"clickhouse.dsn {without_password(dsn)!r}: expected http://host:8123, https://host:8443 "
         "or chdb:///absolute/folder"
     )
 
@@ -324,7 +324,7 @@ def connect(
     (code 81: no such database and not `create_database`) or StoreError (wrong address).
     """
     folder = embedded_folder(dsn)
-    where = _without_password(dsn)
+    where = without_password(dsn)
     if create_database:
         first = _open(dsn, None, username, password, folder, settings, None, timeout_s)
         try:
@@ -398,17 +398,17 @@ def _open(
     try:
         return clickhouse_connect.get_client(dsn=dsn, **arguments)
     except ClickHouseError as error:
-        translated = _translated(error, _without_password(dsn))
+        translated = _translated(error, without_password(dsn))
         if isinstance(translated, QueryError) and translated.code == UNKNOWN_DATABASE:
             raise QueryError(
-                f"{_without_password(dsn)}: no database {database!r}; create it with `klaxon migrate`",
+                f"{without_password(dsn)}: no database {database!r}; create it with `klaxon migrate`",
                 UNKNOWN_DATABASE,
             ) from None
         raise translated from None
     except ImportError:
         raise StoreError(f"{dsn}: chDB is not installed; pip install 'klaxon[embedded]'") from None
     except OSError as error:
-        raise StoreUnavailableError(f"{_without_password(dsn)}: {error}") from None
+        raise StoreUnavailableError(f"{without_password(dsn)}: {error}") from None
 
 
 def _owned_by_another(folder: Path) -> bool:
@@ -453,6 +453,6 @@ def _short(message: str) -> str:
     return refused.group(1) if refused else message[:300]
 
 
-def _without_password(dsn: str) -> str:
-    parts = urlsplit(dsn)
-    return dsn.replace(f":{parts.password}@", ":***@") if parts.password else dsn
+def without_password(dsn: str) -> str:
+    """The address as a message may hold it, however wrong it is."""
+    return re.sub(r"(://[^:/@]*:).*@", r"\1***@", dsn)

@@ -58,12 +58,14 @@ class GateSignatures:
             )
 
     def key_valid_s(self) -> int:
-        """How long readers believe the key that signs now; −1: without end, or none signs or is required."""
-        signer = self.signer
-        found = None if signer is None or self._trust is None else self._trust.trust.keys.get(signer.key_id)
-        if found is None or found.valid_until_us is None:
+        """How long readers believe the key that signs, 0 if they do not; −1: without end, or none need to."""
+        if self._trust is None or self.signer is None:
             return -1
-        return max(0, (found.valid_until_us - time.time_ns() // 1000) // 1_000_000)
+        now_us = time.time_ns() // 1000
+        if not self._may_sign(self.signer, now_us):
+            return 0
+        end_us = self._trust.trust.keys[self.signer.key_id].valid_until_us
+        return -1 if end_us is None else (end_us - now_us) // 1_000_000
 
     @property
     def signer(self) -> Signer | None:
@@ -72,11 +74,10 @@ class GateSignatures:
 
     def poll(self, now_s: float) -> None:
         """Look whether key and trust file are others now, at most once a second. May read a file."""
-        trust = self._trust
-        if trust is not None:
-            trust.poll(now_s)
+        if self._trust is not None:
+            self._trust.poll(now_s)
         if self._key is not None:
-            self._key.poll(now_s, lambda signer: trust is None or signer.key_id in trust.trust.keys)
+            self._key.poll(now_s, lambda signer: self._may_sign(signer, time.time_ns() // 1000))
 
     def headers(self, topic: Topic, key: bytes, value: bytes) -> list[tuple[str, bytes]]:
         """The header that signs a record of this topic, where its records are signed."""
@@ -122,6 +123,13 @@ class GateSignatures:
         """Records that were refused, by thing and reason."""
         found = {"refused/command": self._commands, "refused/directive": self._directives}
         return {thing: {reason: counts[reason] for reason in REASONS} for thing, counts in found.items()}
+
+    def _may_sign(self, signer: Signer, now_us: int) -> bool:
+        """Whether readers with our trust file would believe a directive of this key."""
+        found = None if self._trust is None else self._trust.trust.keys.get(signer.key_id)
+        if found is None:
+            return self._trust is None
+        return Use.DIRECTIVES in found.signs and found.is_valid(now_us)
 
     def _judge(
         self, topic: Topic, key: bytes | None, value: bytes | None, headers: Mapping[str, bytes], now_us: int

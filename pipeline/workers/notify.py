@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -45,8 +45,8 @@ ANSWER_BYTES: Final = 4_096
 class Webhook:
     """Where to, signed with which keys, how long to wait for an answer and how long to try."""
 
-    url: str
-    keys: tuple[bytes, ...]
+    url: str = field(repr=False)
+    keys: tuple[bytes, ...] = field(repr=False)
     kinds: frozenset[str]
     timeout_s: float
     give_up_s: float

@@ -170,6 +170,14 @@ def test_keys_that_are_missing_broken_or_end(tmp_path: Path) -> None:
     soon = key_findings(config, now_us + 17 * day_us)
     assert [(one.severity, "klaxon keys rotate" in one.remedy) for one in soon] == [("warning", True)] * 2
     assert [one.severity for one in key_findings(config, now_us + 31 * day_us)] == ["error"] * 2
+    rotated = CliRunner().invoke(
+        keys, ["rotate", "directives", str(tmp_path / "keys")], standalone_mode=False
+    )
+    assert rotated.exception is None
+    (left,) = key_findings(config, now_us)
+    assert (left.severity, left.where) == ("warning", "signatures.directive_key_file")
+    (tmp_path / "keys" / "directives.key.next").rename(tmp_path / "keys" / "directives.key")
+    assert key_findings(config, now_us) == []
     (tmp_path / "keys" / "commands.key").write_text("nonsense")
     (broken,) = key_findings(config, now_us)
     assert (broken.severity, broken.where) == ("error", "signatures.command_key_file")
@@ -177,6 +185,15 @@ def test_keys_that_are_missing_broken_or_end(tmp_path: Path) -> None:
     assert {one.where for one in key_findings(config, now_us)} == {
         "signatures.command_key_file", "signatures.directive_key_file", "signatures.trust_file"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "dsn", ["http://u:hunter/2@127.0.0.1:1", "http://u:hunter2@[::1", "http://u:hunter2@127.0.0.1:1"]
+)
+def test_an_address_never_shows_its_password(dsn: str) -> None:
+    (away,) = archive_findings(Config(clickhouse=ClickHouseConfig(dsn=dsn)))
+    assert "hunter" not in str(away)
+    assert away.where.startswith("ClickHouse at http://u:***@")
 
 
 def test_nothing_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:

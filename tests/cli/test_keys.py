@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from pipeline.cli import keys as module
 from pipeline.cli.exits import CommandError
 from pipeline.cli.main import cli
 from pipeline.config import load_config
@@ -79,6 +80,22 @@ def test_an_existing_key_stays(tmp_path: Path) -> None:
     assert klaxon("create", folder, "--if-absent").exit_code == 0
 
 
+def test_no_key_is_left_that_nobody_would_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left behind, it would stand in the way, and `--if-absent` would take it for a good one."""
+    folder = str(tmp_path)
+    klaxon("create", folder, "--for", "commands")
+    assert "commands.key: exists" in refusal("create", folder)
+    assert not (tmp_path / "directives.key").exists()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "replace_file", full)
+    assert "No space left" in refusal("create", folder, "--for", "directives")
+    assert "No space left" in refusal("rotate", "commands", folder)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["commands.key", "trust.yaml"]
+
+
 def test_create_refuses_without_a_place_or_beside_a_bad_trust_file(tmp_path: Path) -> None:
     named = "signatures.directive_key_file, signatures.command_key_file, signatures.trust_file"
     assert named in refusal("create")
@@ -129,8 +146,10 @@ def test_rotate_says_what_is_left_to_do_and_refuses_to_guess(tmp_path: Path) -> 
     assert "directives.key: cannot be read" in refusal("rotate", "directives", folder)
     klaxon("create", folder)
     said = klaxon("rotate", "commands", folder).output
+    assert "restart" not in said.partition("3. ")[2]
     assert f"mv {tmp_path}/commands.key.next {tmp_path}/commands.key" in said
     assert "copy" in said
+    assert "3. restart the gates" in klaxon("rotate", "directives", folder).output
     assert "a successor exists" in refusal("rotate", "commands", folder)
     (tmp_path / "trust.yaml").write_text("v: 1\nkeys: {}\n")
     assert "nobody trusts it" in refusal("rotate", "directives", folder)

@@ -123,6 +123,8 @@ def test_addresses_that_may_be_used(url: str) -> None:
         ("https://", "no address"),
         ("h.example", "no address"),
         ("https://h:99999999/", "no address"),
+        ("https://h..example/secret-path", "no address"),
+        (f"https://{'h' * 64}.example/secret-path", "no address"),
     ],
 )
 def test_addresses_that_may_not(url: str, words: str) -> None:

@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from msgspec.structs import replace
@@ -142,6 +142,26 @@ async def test_clients_that_say_nothing_do_not_pile_up(caplog: pytest.LogCapture
         async with asyncio.timeout(10):
             while (await asyncio.to_thread(_status, f"{address}/healthz")) != 200:  # noqa: ASYNC110 (another thread)
                 await asyncio.sleep(0.05)
+
+
+async def test_clients_that_say_a_byte_now_and_then_are_left(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known-bad: a time-out for each byte, which eight slow clients stretch for ever."""
+    monkeypatch.setattr(module, "IDLE_S", 0.3)
+    async with served(caplog) as address:
+        host, _, port = address.removeprefix("http://").partition(":")
+        slow = [socket.create_connection((host, int(port))) for _ in range(MOST_CONNECTIONS)]
+        try:
+            async with asyncio.timeout(10):
+                while (await asyncio.to_thread(_status, f"{address}/healthz")) != 200:
+                    for each in slow:
+                        with suppress(OSError):
+                            each.send(b"G")
+                    await asyncio.sleep(0.05)
+        finally:
+            for each in slow:
+                each.close()
 
 
 def _status(url: str) -> int:

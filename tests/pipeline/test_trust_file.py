@@ -203,7 +203,7 @@ def test_a_key_takes_over_when_it_is_trusted_no_sooner(
         watched.poll(now_s, lambda signer: signer.key_id in trusted)
         assert watched.signer.key_id == first.key_id
     assert [record.levelno for record in caplog.records] == [logging.ERROR], "said once"
-    assert f"{second.key_id} is not in the trust file here" in caplog.text
+    assert f"by the trust file here {second.key_id} may not sign this now" in caplog.text
     trusted.add(second.key_id)
     watched.poll(6.0, lambda signer: signer.key_id in trusted)
     assert watched.signer.key_id == second.key_id

@@ -11,12 +11,19 @@ from schemas.control import Directive
 from schemas.control_log import GreatestBelieved, Stated, numbers
 
 
-def stated(epoch: int, *, generation: int = 1, rollout: str = "a", header: bytes | None = b"good") -> Stated:
+def stated(
+    epoch: int,
+    *,
+    generation: int = 1,
+    rollout: str = "a",
+    header: bytes | None = b"good",
+    value: bytes = b"",
+) -> Stated:
     directive = Directive(
         rollout=rollout, generation=generation, epoch=epoch, ts_us=0, lease_until_us=0, dead_man_us=0,
         state="observing", weights={"v1": 100.0}, last_promoted={"v1": 100.0}, fallback="v1",
     )  # fmt: skip
-    return Stated(directive, b"", header)
+    return Stated(directive, value, header)
 
 
 class Verifier:
@@ -64,3 +71,13 @@ def test_a_long_log_costs_few_verifications_and_a_bounded_memory() -> None:
         assert greatest._count < control_log.MOST_PENDING
     assert greatest.settle()["a"].epoch == 99_999
     assert verifier.verified <= 100_000 // control_log.MOST_PENDING + 1
+
+
+def test_large_records_of_strangers_do_not_pile_up() -> None:
+    greatest = GreatestBelieved(Verifier().believes)
+    padded = b" " * 900_000
+    for epoch in range(200):
+        greatest.offer(stated(epoch, header=None, value=padded))
+        held = sum(len(one.value) for pending in greatest._pending.values() for one in pending)
+        assert held < control_log.MOST_PENDING_BYTES
+    assert greatest.settle() == {}

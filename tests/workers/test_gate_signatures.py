@@ -110,6 +110,38 @@ def test_a_key_that_ends_soon_is_spoken_of(tmp_path: Path, caplog: pytest.LogCap
     assert f"{name}, which signs directives, ends in 2 hours" in caplog.text
 
 
+def test_it_goes_on_with_its_key_while_the_next_may_not_sign_directives(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Readers would refuse every directive, until leases run out."""
+    gate = signatures(tmp_path)
+    own, entries = gate.signer, read_trust_file(tmp_path / "trust.yaml")
+    assert own is not None
+    following = create_key_file(tmp_path / "next.key")
+    directives, commands = frozenset({Use.DIRECTIVES}), frozenset({Use.COMMANDS})
+    public, now = following.public_key, now_us()
+    wrong = [
+        TrustedKey(public, commands),
+        TrustedKey(public, directives, valid_until_us=now - 1),
+        TrustedKey(public, directives, valid_from_us=now + 60_000_000),
+    ]
+    (tmp_path / "next.key").replace(tmp_path / "gate.key")
+    for at_s, key in enumerate([*wrong, TrustedKey(public, directives)]):
+        (tmp_path / "trust.yaml").write_text(trust_text({**entries, following.key_id: Entry(key)}))
+        gate.poll(10.0 * (at_s + 1))
+        assert gate.signer is not None
+        assert gate.signer.key_id == (own.key_id if key in wrong else following.key_id)
+    assert "may not sign this now" in caplog.text
+
+
+def test_a_key_that_is_taken_out_of_the_trust_file_has_no_time_left(tmp_path: Path) -> None:
+    """Known-bad: -1, which stands for a key without end."""
+    gate = signatures(tmp_path)
+    (tmp_path / "trust.yaml").write_text(trust_text({}))
+    gate.poll(10.0)
+    assert gate.key_valid_s() == 0
+
+
 async def test_without_signatures_every_record_counts() -> None:
     gate = GateSignatures(None, None, 1)
     assert await topmost(gate, record(0, 3, None), record(1, 900, keys.STRANGER)) == (900, 900)

@@ -18,6 +18,7 @@ from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.notify import STOP_GRACE_S, notify, webhook_of
 from pipeline.config import NotifyConfig
 from pipeline.core.notification import Notification, signature
+from pipeline.secret import Secret
 from pipeline.workers.notify import Sender, Webhook
 from schemas.control import Decision, Inputs
 from schemas.topics import Topic
@@ -182,11 +183,17 @@ async def test_nobody_there() -> None:
 def test_secrets_come_from_a_file_or_a_variable(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text(f"{SECRET}\n{SECRET}\n")
-    from_file = webhook_of(NotifyConfig(url="https://h/x", secret_file=str(file)))
+    from_file = webhook_of(NotifyConfig(url=Secret("https://h/x"), secret_file=str(file)))
     assert len(from_file.keys) == 2
-    assert webhook_of(NotifyConfig(url="https://h/x", secret=SECRET)).keys == from_file.keys[:1]
+    assert (
+        webhook_of(NotifyConfig(url=Secret("https://h/x"), secret=Secret(SECRET))).keys == from_file.keys[:1]
+    )
     assert from_file.host == "h"
-    assert webhook_of(NotifyConfig(url="https://user:pass@h:1/x", secret=SECRET)).host == "h:1"
+    config = NotifyConfig(url=Secret("https://user:pass@h:1/x"), secret=Secret(SECRET))
+    webhook = webhook_of(config)
+    assert webhook.host == "h:1"
+    for shown in (repr(config), repr(webhook)):
+        assert not [word for word in ("pass@", SECRET, repr(webhook.keys[0])) if word in shown]
 
 
 @pytest.mark.parametrize(
@@ -197,6 +204,7 @@ def test_secrets_come_from_a_file_or_a_variable(tmp_path: Path) -> None:
         ({"URL": "https://h/x", "SECRET_FILE": "/nowhere"}, "notify.secret_file /nowhere: No such file"),
         ({"URL": "http://h.example/x", "SECRET": SECRET}, "notify.allow_http"),
         ({"URL": "https://h/x", "SECRET": "plain"}, "begins with whsec_"),
+        ({"URL": "https://h/x", "SECRET": "whsec_ä"}, "and base64; this one is not"),
         ({"URL": "https://h/x", "KINDS": "trip,gasp"}, "KLAXON_NOTIFY_KINDS"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.cli.doctor.findings import Finding
 from pipeline.cli.query import answered
 from pipeline.config import Config
-from pipeline.store.client import UNKNOWN_DATABASE, UNKNOWN_TABLE
+from pipeline.store.client import UNKNOWN_DATABASE, UNKNOWN_TABLE, without_password
 from pipeline.store.errors import FolderInUseError, MigrationError, QueryError, StoreError
 from pipeline.store.migrate import FOLDER, check, load
 
@@ -15,7 +15,7 @@ QUERY = "SELECT * FROM schema_migrations FINAL ORDER BY number"
 
 def archive_findings(config: Config) -> list[Finding]:
     """Blocks. A chDB folder that an archive worker owns is asked through it, at archive.query_listen."""
-    where = f"ClickHouse at {config.clickhouse.dsn}"
+    where = f"ClickHouse at {without_password(config.clickhouse.dsn)}"
     try:
         rows = answered(QUERY, config).rows
     except QueryError as error:

@@ -54,10 +54,12 @@ def _signatures(settings: SignaturesConfig, now_us: int) -> Iterator[Finding]:
             remedy="klaxon keys create FOLDER",
         )
         return
+    named: dict[Use, str] = {}
     for use, name in KEY_SETTING.items():
         if getattr(settings, name) is not None:
             try:
-                key_for(settings, use)
+                if (key := key_for(settings, use)) is not None:
+                    named[use] = key.signer.key_id
             except PipelineError as error:
                 yield _broken(f"signatures.{name}", str(error))
     try:
@@ -68,6 +70,8 @@ def _signatures(settings: SignaturesConfig, now_us: int) -> Iterator[Finding]:
     for use in Use:
         ends = [entry.key.valid_until_us for entry in trusted.values() if use in entry.key.signs]
         latest_us = max((end for end in ends if end is not None), default=0)
+        own = trusted.get(named.get(use, ""))
+        own_us = None if own is None else own.key.valid_until_us
         if None not in ends and latest_us < now_us + EXPIRES_WITHIN_US:
             until = f"ends {time_text(latest_us)}" if ends else "does not begin"
             yield Finding(
@@ -76,6 +80,14 @@ def _signatures(settings: SignaturesConfig, now_us: int) -> Iterator[Finding]:
                 where=settings.trust_file,
                 what=f"trust in whoever signs {use.value} {until}",
                 remedy=f"klaxon keys rotate {use.value}" if ends else f"klaxon keys create --for {use.value}",
+            )
+        elif own_us is not None and own_us < now_us + EXPIRES_WITHIN_US:
+            yield Finding(
+                severity="warning",
+                code="keys",
+                where=f"signatures.{KEY_SETTING[use]}",
+                what=f"{named[use]}, which signs {use.value} here, ends {time_text(own_us)}",
+                remedy="its successor is trusted: put that in its place (rotation, docs/security.md)",
             )
 
 
