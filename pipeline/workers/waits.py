@@ -56,7 +56,10 @@ class Waits:
         self._moves += 1
 
     async def watch(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await the work, cancelled with this. Raises its error, or StuckError when a step did not move."""
+        """Await the work, cancelled with this. Raises its error, or StuckError when a step did not move.
+
+        Work that ends cancelled though nobody cancelled this would end without a word: StuckError, too.
+        """
         task = asyncio.create_task(work)
         seen, still = -1, 0
         try:
@@ -67,6 +70,8 @@ class Waits:
                     raise StuckError(self._said(still))
                 if still and still % SAY_EVERY == 0:
                     log.warning("%s", Plain(self._said(still)))
+            if task.cancelled():
+                raise StuckError(f"{self._whose}: was broken off while it waited for {self._step or 'news'}")
             task.result()
         finally:
             if not task.done():

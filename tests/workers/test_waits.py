@@ -86,6 +86,18 @@ async def test_the_work_s_own_error_and_end_are_handed_on_and_a_cancelled_one_is
     assert ended.is_set()
 
 
+async def test_work_that_was_broken_off_by_nobody_here_is_no_quiet_end() -> None:
+    """A client that is closed lets go of whoever waits for it with a cancellation of its own."""
+
+    async def let_go(waits: Waits) -> None:
+        waits.step("a position")
+        raise asyncio.CancelledError
+
+    waits = Waits("gating partition 2")
+    with pytest.raises(StuckError, match="gating partition 2: was broken off while it waited for a position"):
+        await waits.watch(let_go(waits))
+
+
 class _Parts:
     """Everything a seat connects to. `stuck` names the step that never answers, and how often it does not."""
 
