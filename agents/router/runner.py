@@ -23,6 +23,7 @@ from aiokafka.structs import ConsumerRecord
 from agents.router.core import Effective, Outcome, RouterState, without_canary
 from agents.router.directive_file import WatchedFile
 from agents.router.reading import ControlReading, Ignored, Trusting
+from schemas import header_names  # noqa: F401 (its import is what it does)
 from schemas.control import Aborted, Applied, Directive, RolloutState
 from schemas.control_log import GreatestBelieved, Stated
 from schemas.plain import Log, Plain

@@ -20,6 +20,7 @@ from pipeline.errors import PipelineError
 from pipeline.tls import TlsFileError, client_context
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.refusal import refusal
+from schemas import header_names  # noqa: F401 (its import is what it does)
 from schemas.plain import Log, Plain
 from schemas.topics import Topic
 

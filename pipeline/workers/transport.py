@@ -21,6 +21,7 @@ from mode.supervisors import CrashingSupervisor
 from pipeline.config import KafkaConfig
 from pipeline.workers.broker import isolation, security_options
 from pipeline.workers.records import Partition, Record
+from schemas import header_names  # noqa: F401 (its import is what it does)
 from schemas.topics import CONTENT_TYPE, Topic
 
 PRIVATE_NAMES: Final = {
