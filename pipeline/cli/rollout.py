@@ -19,6 +19,7 @@ from pipeline.cli.options import config_option, json_option, seconds
 from pipeline.cli.spec_file import read_spec
 from pipeline.cli.standing import human, read_standings, silent_after_us
 from pipeline.config import Config
+from pipeline.core.visible import visible
 from pipeline.policy_file import PolicyError, read_policy_file
 from schemas.control import Aborted, Command, CommandName, Decision, Expects
 
@@ -237,10 +238,10 @@ def _tell(
 def answer_line(name: str, decision: Decision) -> str:
     """The gate's answer for a person."""
     if decision.kind != "command" or decision.directive is None:
-        return f"{name}: refused: {decision.reason}"
+        return visible(f"{name}: refused: {decision.reason}")
     directive = decision.directive
     split = " · ".join(f"{version} {percent:g} %" for version, percent in directive.weights.items())
-    return (
+    return visible(
         f"{name}: {decision.reason} · generation {directive.generation} epoch {directive.epoch}"
         f" · {directive.state} · {split}"
     )

@@ -22,6 +22,7 @@ from agents.router.runner import Change, Router, RouterSettings
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import config_option, json_option
 from pipeline.config import Config, KafkaConfig
+from pipeline.core.visible import visible
 from pipeline.errors import PipelineError
 from pipeline.monitoring.endpoint import Asked, Endpoint
 from pipeline.monitoring.exposition import Snapshot
@@ -55,7 +56,7 @@ def human_line(change: Change) -> str:
         parts.append("without " + ", ".join(change.effective.ejected_nodes))
     if directive is not None and directive.cause is not None and not change.effective.aborted:
         parts.append(f"because of {directive.cause.rule}")
-    return " · ".join(parts)
+    return visible(" · ".join(parts))
 
 
 def json_line(change: Change) -> str:

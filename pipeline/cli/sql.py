@@ -13,6 +13,7 @@ from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.options import config_option, json_option
 from pipeline.cli.query import answered
 from pipeline.config import Config
+from pipeline.core.visible import visible
 from pipeline.store.archive import TABLES
 from pipeline.store.client import UNKNOWN_TABLE
 from pipeline.store.errors import QueryError, StoreError, StoreUnavailableError
@@ -78,4 +79,4 @@ def _show_table(result: QueryResult, console: Console) -> None:
 def _text(value: object) -> str:
     if value is None:
         return "NULL"
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    return visible(value, keep="\n\t") if isinstance(value, str) else orjson.dumps(value).decode()

@@ -14,6 +14,7 @@ from pipeline.config import Config, GateConfig
 from pipeline.core.gate.answer import Obstacle, Told, obstacles, span
 from pipeline.core.gate.progress import Progress
 from pipeline.core.gate.state import RolloutMemory, StateError, decode_state
+from pipeline.core.visible import visible
 from pipeline.workers.records import Record
 from schemas.control import Cause, Directive, RolloutState
 from schemas.records import UnknownVersionError, read_json
@@ -150,7 +151,7 @@ def human(one: Standing, now_us: int, silent_after_us: int = SILENT_AFTER_US) ->
             lines.append(f"  waits for: {obstacle.sentence}")
         if obstacle.remedy != "wait":
             lines.append(f"    → {obstacle.remedy}")
-    return "\n".join(lines)
+    return "\n".join(map(visible, lines))
 
 
 def progress_lines(progress: Progress) -> list[str]:

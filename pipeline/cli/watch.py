@@ -14,6 +14,7 @@ from pipeline.cli.gate_link import believed_directives, follow, newest, require_
 from pipeline.cli.options import config_option, json_option, seconds
 from pipeline.cli.standing import cause_line
 from pipeline.config import Config, KafkaConfig
+from pipeline.core.visible import visible
 from pipeline.workers.records import Record
 from schemas.control import Directive
 from schemas.records import read_json
@@ -86,7 +87,7 @@ def line(directive: Directive, as_json: bool) -> str:
         parts.append("level 2: roll the image back")
     if directive.cause is not None:
         parts.append(f"because of {cause_line(directive.cause)}")
-    return " · ".join(parts)
+    return visible(" · ".join(parts))
 
 
 async def _watch(

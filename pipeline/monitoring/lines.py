@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from pipeline.config import LoggingConfig
+from pipeline.core.visible import visible
 from pipeline.errors import PipelineError
 from schemas.errors import SchemaError
 from schemas.plain import Plain, PlainJson
@@ -56,6 +57,7 @@ class Lines(logging.Formatter):
         except (TypeError, ValueError):
             message = str(record.msg)
         message = message.replace("\r", " ").replace("\n", " ") if ours else message.partition("\n")[0]
+        message = visible(message)
         error = record.exc_info[1] if record.exc_info else None
         return (self._json if self._as_json else self._human)(record, message, arguments, error)
 

@@ -8,6 +8,7 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct
 
 from pipeline.cli.exits import Exit
+from pipeline.core.visible import visible
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
@@ -45,4 +46,4 @@ def exit_code(findings: Iterable[Finding]) -> Exit:
 
 def line(one: Finding) -> str:
     """Two lines for a person."""
-    return f"{one.severity}: {one.where}: {one.what}\n    → {one.remedy}"
+    return f"{one.severity}: {visible(one.where)}: {visible(one.what)}\n    → {visible(one.remedy)}"
