@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -183,8 +183,11 @@ class SourceWorker:
         kind.observe(seat.source)
 
     async def run(self) -> None:
-        """Flush, wait for acknowledgements, commit and tick: none of it waits for another's broker."""
-        await first_end_of(self._flush_what_changes(), self._under_way.acknowledge(), self._keep_house())
+        """Flush, wait for acknowledgements, commit, sweep and tick: none of it waits for another's broker."""
+        steps = (self._commit, self._sweep, self._tick)
+        await first_end_of(
+            self._flush_what_changes(), self._under_way.acknowledge(), *map(_now_and_then, steps)
+        )
 
     async def _flush_what_changes(self) -> None:
         loop = asyncio.get_running_loop()
@@ -205,14 +208,6 @@ class SourceWorker:
             if not any(self._waiting(place, seat) for place, seat in self._seats.items()):
                 return
             await asyncio.sleep(GATHER_STEP_S)
-
-    async def _keep_house(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._commit()
-            await self._sweep()
-            await self._tick(loop.time())
-            await asyncio.sleep(COMMIT_EVERY_S)
 
     def gauges(self) -> dict[str, dict[str, int]]:
         now_us = time.time_ns() // 1000
@@ -364,8 +359,9 @@ class SourceWorker:
                     async for record in self._intake.left_behind(place):
                         await self._feed(seat, record)
 
-    async def _tick(self, now_s: float) -> None:
+    async def _tick(self) -> None:
         """Append a tick to every owned partition that is read to its end and has been silent for a second."""
+        now_s = asyncio.get_running_loop().time()
         for place, seat in list(self._seats.items()):
             position = self._link.position(place) if seat.owned else None
             silent = now_s - seat.last_read_s >= SILENT_S
@@ -389,6 +385,12 @@ class SourceWorker:
                 seat.tick_offset = offset
         finally:
             seat.ticking = None
+
+
+async def _now_and_then(step: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await step()
+        await asyncio.sleep(COMMIT_EVERY_S)
 
 
 def _records_of(place: Partition, flush: Flush) -> Iterator[tuple[Topic, int, bytes]]:

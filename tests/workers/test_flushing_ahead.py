@@ -49,22 +49,32 @@ class Answers:
     end: int = 5
     room: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared: the producer's buffer is full, and whoever sends waits."""
+    read_to: int = 0
+    coordinator: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared: the group has none, and whoever commits waits."""
     group: str = "klaxon-pair"
     sent: list[asyncio.Future[None]] = field(default_factory=list)
     committed: list[int] = field(default_factory=list)
 
+    ticks: int = 0
+
     def __post_init__(self) -> None:
         self.room.set()
+        self.coordinator.set()
 
     def position(self, _place: Partition) -> Position:
-        return Position(0, self.end)
+        return Position(self.read_to, self.end)
 
-    async def send(self, *_: object, **__: object) -> Awaitable[None]:
+    async def send(self, topic: Topic, *_: object, **__: object) -> Awaitable[None]:
         await self.room.wait()
+        if topic == PLACE.topic:
+            self.ticks += 1
+            return asyncio.get_running_loop().create_future()
         self.sent.append(asyncio.get_running_loop().create_future())
         return self.sent[-1]
 
     async def commit(self, offsets: Mapping[Partition, int]) -> bool:
+        await self.coordinator.wait()
         self.committed += offsets.values()
         return True
 
@@ -191,6 +201,20 @@ def test_a_commit_never_moves_back_behind_what_was_committed_elsewhere(
                 now.link.sent[at].set_result(None)
             await asyncio.sleep(LONG_S)
             assert now.link.committed == [5, 6]
+
+    moved(scene())
+
+
+def test_a_group_without_a_coordinator_holds_up_no_tick() -> None:
+    async def scene() -> None:
+        async with running() as now:
+            now.link.coordinator.clear()
+            now.link.read_to = now.link.end
+            await asyncio.sleep(COMMIT_EVERY_S / 2)
+            now.link.sent[0].set_result(None)
+            await asyncio.sleep(LONG_S)
+            assert now.link.committed == []
+            assert now.link.ticks == 1
 
     moved(scene())
 
