@@ -78,6 +78,7 @@ def create(
         try:
             for one in uses:
                 if if_absent and places.private[one].exists():
+                    _believed(places, one, entries)
                     continue
                 signer = _created(places.private[one])
                 entries[signer.key_id] = _entry(signer, one, days)
@@ -116,16 +117,7 @@ def rotate(config: Config, use: str, folder: Path | None, overlap_days: int, day
     new_path = old_path.with_name(old_path.name + NEXT)
     with _only_writer(places.trust):
         entries = _entries(places.trust)
-        try:
-            old = read_key_file(old_path)
-        except KeyFileError as error:
-            raise CommandError(str(error), Exit.USAGE) from None
-        if old.key_id not in entries:
-            raise CommandError(
-                f"{places.trust}: does not hold {old.key_id}, the key of {old_path}: nobody trusts it; "
-                "name the right files, or begin anew with `klaxon keys create`",
-                Exit.USAGE,
-            )
+        old = _believed(places, chosen, entries)
         if new_path.exists():
             raise CommandError(
                 f"{new_path}: a successor exists: `mv {new_path} {old_path}` if all readers have the trust "
@@ -190,6 +182,25 @@ def _entries(trust: Path) -> dict[str, Entry]:
         return read_trust_file(trust)
     except TrustFileError as error:
         raise CommandError(str(error), Exit.USAGE) from None
+
+
+def _believed(places: Places, use: Use, entries: dict[str, Entry]) -> Signer:
+    """The private key that is there; one that the trust file does not hold ends the command.
+
+    It is not put in: it may have been taken out.
+    """
+    path = places.private[use]
+    try:
+        signer = read_key_file(path)
+    except KeyFileError as error:
+        raise CommandError(str(error), Exit.USAGE) from None
+    if signer.key_id not in entries:
+        raise CommandError(
+            f"{places.trust}: does not hold {signer.key_id}, the key of {path}: nobody trusts it; "
+            f"name the right files, or move {path} away and begin anew with `klaxon keys create`",
+            Exit.USAGE,
+        )
+    return signer
 
 
 def _created(path: Path) -> Signer:

@@ -78,6 +78,9 @@ def test_an_existing_key_stays(tmp_path: Path) -> None:
     assert (tmp_path / "commands.key").read_bytes() == before
     assert len(read_trust_file(tmp_path / "trust.yaml")) == 2
     assert klaxon("create", folder, "--if-absent").exit_code == 0
+    (tmp_path / "trust.yaml").unlink()
+    assert "nobody trusts it" in refusal("create", folder, "--if-absent")
+    assert not (tmp_path / "trust.yaml").exists(), "what was taken out on purpose stays out"
 
 
 def test_no_key_is_left_that_nobody_would_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
