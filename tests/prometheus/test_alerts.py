@@ -20,6 +20,7 @@ ALERTS: dict[str, dict[str, Any]] = {
 }
 
 REQUESTS = 'klaxon_evidence_age_seconds{topic="klaxon.requests",partition="%d",process="measure"}'
+SIGNING_KEY = 'klaxon_signing_key_valid_seconds{gating_partition="%d",process="gate",instance="a"}'
 COUNTED = 'klaxon_counted_total{topic="klaxon.requests",outcome="%s"}'
 
 CASES: dict[str, tuple[Case, ...]] = {
@@ -180,6 +181,11 @@ CASES: dict[str, tuple[Case, ...]] = {
     "KlaxonNotReady": (
         Case("", {"klaxon_ready": "0x40"}, 330, 1),
         Case("", {"klaxon_ready": "0x10 1x30"}, 330, 0),
+    ),
+    "KlaxonSigningKeyEnds": (
+        Case("", {SIGNING_KEY % 0: "1209599x20", SIGNING_KEY % 1: "1209599x20"}, 120, 1),
+        Case("", {SIGNING_KEY % 0: "0x20"}, 120, 1),
+        Case("", {SIGNING_KEY % 0: "1209600x20"}, 120, 0),
     ),
     "KlaxonMemory": (
         Case("", {"klaxon_resident_bytes": "2147483649x40"}, 330, 1),
