@@ -93,7 +93,8 @@ class _Seat:
     """Since when the oldest news waits."""
     fresh_due_s: float = 0.0
     """When fresh evidence may be judged again."""
-    committed: dict[Partition, int] = field(default_factory=dict)
+    dealt_with: dict[Partition, int] = field(default_factory=dict)
+    """Next offset to read, as of the last upkeep."""
     task: asyncio.Task[None] | None = None
 
     @property
@@ -229,22 +230,23 @@ class GateWorker:
 
     async def _serve(self, seat: _Seat) -> None:
         """Take the seat, then judge whenever there is something new, until it is left."""
-        watching: asyncio.Task[None] | None = None
+        beside: tuple[asyncio.Task[None], ...] = ()
         try:
             seat.waits.step("the transaction coordinator, which fences the predecessor")
             await seat.writer.start()
             fault("gate_fenced_before_memory")
             await self._catch_up(seat)
-            watching = asyncio.create_task(self._watch(seat))
+            beside = (asyncio.create_task(self._watch(seat)), asyncio.create_task(self._commit(seat)))
             upkeep_s = 0.0
             while True:
-                if watching.done():
-                    watching.result()
+                for each in beside:
+                    if each.done():
+                        each.result()
                 seat.waits.step("a record to be dealt with")
                 async with seat.lock:
                     seat.waits.step("its transactions to be committed")
                     await self._judge(seat)
-                    seat.waits.step("what the group left out, and its commit")
+                    seat.waits.step("what the group left out")
                     if time.monotonic() - upkeep_s >= UPKEEP_EVERY_S:
                         upkeep_s = time.monotonic()
                         await self._upkeep(seat)
@@ -252,9 +254,10 @@ class GateWorker:
                 await asyncio.sleep(PACE_S)
                 await self._until_news(seat)
         finally:
-            if watching is not None:
-                watching.cancel()
-                await asyncio.wait([watching])
+            for each in beside:
+                each.cancel()
+            if beside:
+                await asyncio.wait(beside)
             await seat.writer.close()
             await seat.watch.stop()
             await seat.intake.stop()
@@ -430,17 +433,27 @@ class GateWorker:
                 log.info("%s: %s %s", Plain(effect.name), Plain(decision.kind), Plain(reason))
 
     async def _upkeep(self, seat: _Seat) -> None:
-        """Read what Faust left out; commit, so that lag is visible (the core's memory decides, not this)."""
+        """Read what Faust left out, and note how far that is."""
         self._signatures.poll(time.monotonic())
         for place in seat.places:
             async for record in seat.intake.left_behind(place):
                 await self._apply(seat, record)
-        offsets = {
+        seat.dealt_with = {
             place: offset for place in seat.places if (offset := seat.intake.expected(place)) is not None
         }
-        if offsets != seat.committed and await self._link.commit(offsets):
-            seat.committed = offsets
-            fault("after_commit")
+
+    async def _commit(self, seat: _Seat) -> None:
+        """Now and then, so that lag is visible: the core's memory decides, not this.
+
+        Nobody waits for it: while the group has no coordinator aiokafka tries again for ever.
+        """
+        committed: dict[Partition, int] = {}
+        while True:
+            offsets = seat.dealt_with
+            if offsets != committed and await self._link.commit(offsets):
+                committed = offsets
+                fault("after_commit")
+            await asyncio.sleep(UPKEEP_EVERY_S)
 
 
 def gate_settings(config: Config) -> GateSettings:

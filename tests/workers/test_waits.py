@@ -102,13 +102,13 @@ class _Parts:
     """Everything a seat connects to. `stuck` names the step that never answers, and how often it does not."""
 
     def __init__(self, stuck: str, times: int) -> None:
-        self._stuck, self._left = stuck, times
+        self._stuck, self.left = stuck, times
         self.closed = 0
 
     async def passes(self, step: str) -> None:
         """Return, or never."""
-        if step == self._stuck and self._left > 0:
-            self._left -= 1
+        if step == self._stuck and self.left > 0:
+            self.left -= 1
             await _never()
 
     def positioned(self) -> bool:
@@ -179,7 +179,7 @@ class _Reader:
 
 
 class _Link:
-    """As far as a seat asks: positions, and no commit."""
+    """As far as a seat asks."""
 
     def __init__(self, parts: _Parts) -> None:
         self._parts = parts
@@ -188,6 +188,7 @@ class _Link:
         return object() if self._parts.positioned() else None
 
     async def commit(self, _offsets: Mapping[Partition, int]) -> bool:
+        await self._parts.passes("commit")
         return True
 
 
@@ -257,6 +258,31 @@ async def test_a_seat_that_cannot_be_taken_ends_the_process_with_one_line(seated
     with pytest.raises(StuckError, match=rf"gating partition 2: has waited .* s for {STEPS[stuck]}"):
         await asyncio.wait_for(worker.run(), 30)
     await worker.stop()
+
+
+async def test_a_group_without_a_coordinator_holds_up_no_judgement(
+    seated: Seated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[int] = []
+    monkeypatch.setattr(shell, "PACE_S", 0.001)
+    monkeypatch.setattr(shell, "UPKEEP_EVERY_S", 0.001)
+    monkeypatch.setattr(shell.GateCore, "renew", lambda _, now_us: judged.append(now_us) or [])
+    worker, parts = seated("commit", 1)
+    await worker.assigned(SEATS)
+    serving = asyncio.create_task(worker.run())
+
+    async def waits_for_the_commit() -> bool:
+        return parts.left == 0
+
+    await eventually(waits_for_the_commit, timeout_s=30)
+    judged.clear()
+    await asyncio.sleep(0.3)
+    assert not serving.done()
+    assert len(judged) > 10
+    await asyncio.wait_for(worker.revoked(SEATS), 30)
+    await worker.stop()
+    serving.cancel()
+    await asyncio.wait([serving])
 
 
 async def test_a_seat_whose_connections_do_not_close_is_left_all_the_same(
