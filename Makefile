@@ -47,3 +47,5 @@ lock: ## renew the locks from pyproject.toml (needs uv)
 	  --generate-hashes --no-emit-index-url --no-header --quiet --output-file infra/locks/dev.txt
 	uv pip compile pyproject.toml --universal --python-version 3.11 --constraints infra/locks/dev.txt \
 	  --generate-hashes --no-emit-index-url --no-header --quiet --output-file infra/locks/runtime.txt
+	uv pip compile --group build --universal --python-version 3.11 --constraints infra/locks/dev.txt \
+	  --generate-hashes --no-emit-index-url --no-header --quiet --output-file infra/locks/build.txt
