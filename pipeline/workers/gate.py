@@ -13,7 +13,6 @@ import functools
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -31,6 +30,7 @@ from pipeline.workers.dead_letters import VersionError, dead_letters, send_lette
 from pipeline.workers.faults import fault
 from pipeline.workers.gate_counts import GateCounts, seat_gauges
 from pipeline.workers.gate_log import remembered, since
+from pipeline.workers.gate_seat import Seat
 from pipeline.workers.gate_signatures import GateSignatures
 from pipeline.workers.gate_watch import PAUSE_S, ControlWatch
 from pipeline.workers.gate_writer import FencedError, GateWriter, control_value
@@ -60,6 +60,8 @@ RENEWED_AT_ONCE: Final = 64
 """Renewals of so many roll-outs share a transaction. One each, they would keep a trip waiting."""
 FRESH_TIMES: Final = 10
 """Fresh evidence is judged again after so many times what it took last, at most `gate.fresh_interval_ms`."""
+LETTERS_AT_ONCE: Final = 1_000
+"""Dead letters of so many are waited for."""
 UPKEEP_EVERY_S: Final = 1.0
 TELL_EVERY_S: Final = 60.0
 ATTEMPTS: Final = 2
@@ -68,39 +70,6 @@ ATTEMPTS: Final = 2
 
 class SplitSeatError(PipelineError):
     """The group gave us a gating partition of one topic but not of the others."""
-
-
-@dataclass(slots=True)
-class _Seat:
-    """One gating partition, from its assignment to its revocation. Core and writer are used under `lock`."""
-
-    partition: int
-    core: GateCore
-    writer: GateWriter
-    watch: ControlWatch
-    intake: Intake
-    waits: Waits
-    attempt: int
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the seat is caught up, or left."""
-    left: bool = False
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there is something to judge."""
-    news_finals: bool = True
-    news_fresh: bool = True
-    news_since_s: float | None = None
-    """Since when the oldest news waits."""
-    fresh_due_s: float = 0.0
-    """When fresh evidence may be judged again."""
-    dealt_with: dict[Partition, int] = field(default_factory=dict)
-    """Next offset to read, as of the last upkeep."""
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def places(self) -> tuple[Partition, ...]:
-        """What it reads through the group."""
-        return tuple(Partition(topic.value, self.partition) for topic in READS)
 
 
 class GateWorker:
@@ -120,7 +89,7 @@ class GateWorker:
         self._config = config
         self._settings = settings
         self._sources = sources
-        self._seats: dict[int, _Seat] = {}
+        self._seats: dict[int, Seat] = {}
         self._told_foreign_s = -TELL_EVERY_S
         self._watched = GateCounts()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -141,9 +110,10 @@ class GateWorker:
         for number in {place.partition for place in places}:
             await self._leave(number)
 
-    def _new_seat(self, number: int, attempt: int = 1) -> _Seat:
-        seat = _Seat(
+    def _new_seat(self, number: int, attempt: int = 1) -> Seat:
+        seat = Seat(
             number,
+            tuple(Partition(topic.value, number) for topic in READS),
             GateCore(number, self._sources, self._settings),
             GateWriter(self._config.kafka, number, self._signatures),
             ControlWatch(self._config.kafka, number, self._signatures),
@@ -166,7 +136,7 @@ class GateWorker:
         seat.task.cancel()
         await asyncio.wait([seat.task])
 
-    def _served(self, seat: _Seat, task: asyncio.Task[None]) -> None:
+    def _served(self, seat: Seat, task: asyncio.Task[None]) -> None:
         if task.cancelled() or not (error := task.exception()) or self._failed.done():
             return
         stuck = isinstance(error, StuckError)
@@ -228,7 +198,7 @@ class GateWorker:
         for number in list(self._seats):
             await self._leave(number)
 
-    async def _serve(self, seat: _Seat) -> None:
+    async def _serve(self, seat: Seat) -> None:
         """Take the seat, then judge whenever there is something new, until it is left."""
         beside: tuple[asyncio.Task[None], ...] = ()
         try:
@@ -262,7 +232,7 @@ class GateWorker:
             await seat.watch.stop()
             await seat.intake.stop()
 
-    async def _until_news(self, seat: _Seat) -> None:
+    async def _until_news(self, seat: Seat) -> None:
         """Wait until there is something that may be judged, at most LOOK_EVERY_S."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_EVERY_S):
@@ -272,7 +242,7 @@ class GateWorker:
                 if not seat.news_finals:
                     await asyncio.sleep(seat.fresh_due_s - time.monotonic())
 
-    async def _catch_up(self, seat: _Seat) -> None:
+    async def _catch_up(self, seat: Seat) -> None:
         """Rebuild the core from the log, up to where Faust's records go on."""
         waits = seat.waits
         reader = RangeReader(self._config.kafka, waits.moved)
@@ -301,13 +271,13 @@ class GateWorker:
         seat.settled.set()
         log.info("gating partition %d: taken, %d roll-outs", seat.partition, seat.core.gauges()["rollouts"])
 
-    async def _until_positioned(self, seat: _Seat) -> None:
+    async def _until_positioned(self, seat: Seat) -> None:
         """Wait until Faust knows where it reads on: what lies before is then covered by the catch-up."""
         while unknown := [place for place in seat.places if self._link.position(place) is None]:
             seat.waits.step(f"the first fetch of {', '.join(map(str, unknown))}")
             await asyncio.sleep(PACE_S)  # there is no event
 
-    async def _apply(self, seat: _Seat, record: Record) -> None:
+    async def _apply(self, seat: Seat, record: Record) -> None:
         seat.waits.moved()
         if record.topic is Topic.COMMANDS:
             await self._obey(seat, record)
@@ -321,12 +291,12 @@ class GateWorker:
         except UnknownVersionError as error:
             raise VersionError(record, error.version) from None
         except msgspec.MsgspecError as error:
-            await self._refuse(record, [Rejected(None, "", str(error))])
+            await self._refuse(seat, record, [Rejected(None, "", str(error))])
             return
         if buckets.settings_hash != self._settings.settings_hash:
             self._tell_foreign(buckets.topic, buckets.partition)
         if reason := unsound(buckets, _now_us()):
-            await self._refuse(record, [Rejected(None, "seconds", reason, "unsound")])
+            await self._refuse(seat, record, [Rejected(None, "seconds", reason, "unsound")])
         elif isinstance(buckets, FinalBuckets):
             seat.core.on_final(buckets)
             seat.news_finals = True
@@ -348,9 +318,9 @@ class GateWorker:
                 partition,
             )
 
-    async def _obey(self, seat: _Seat, record: Record) -> None:
+    async def _obey(self, seat: Seat, record: Record) -> None:
         if (refusal := self._signatures.command_fault(record, _now_us())) is not None:
-            await self._refuse(record, [Rejected(None, SIGNATURE, refusal, "untrusted")])
+            await self._refuse(seat, record, [Rejected(None, SIGNATURE, refusal, "untrusted")])
             return
         commands, positions, rejected = COMMANDS.read(record.value)
         ours: list[Command] = []
@@ -364,19 +334,20 @@ class GateWorker:
             else:  # obeyed here as well, the roll-out would have two gates
                 reason = f"partition {owner} decides about this roll-out; key its commands by its name"
                 rejected.append(Rejected(position, "rollout", reason, "misplaced"))
-        await self._refuse(record, rejected)
+        await self._refuse(seat, record, rejected)
         seat.news_since_s = seat.news_since_s or time.monotonic()
         for command in ours:
             await self._write(seat, seat.core.on_command(command, record.offset, _now_us()))
         seat.news_finals = True
         seat.news.set()
 
-    async def _refuse(self, record: Record, rejected: list[Rejected]) -> None:
+    async def _refuse(self, seat: Seat, record: Record, rejected: list[Rejected]) -> None:
         letters = dead_letters(record, rejected, payload=self._config.dead_letter.payload)
-        for acknowledged in await send_letters(self._link, letters):
-            await acknowledged
+        seat.letters += await send_letters(self._link, letters)
+        if len(seat.letters) >= LETTERS_AT_ONCE:
+            await seat.acknowledged()
 
-    async def _judge(self, seat: _Seat) -> None:
+    async def _judge(self, seat: Seat) -> None:
         if seat.news_finals:
             seat.news_finals = False
             await self._write(seat, seat.core.judge_complete(_now_us()))
@@ -394,7 +365,7 @@ class GateWorker:
         for first in range(0, len(renewals), RENEWED_AT_ONCE):
             await self._write_together(seat, renewals[first : first + RENEWED_AT_ONCE])
 
-    async def _watch(self, seat: _Seat) -> None:
+    async def _watch(self, seat: Seat) -> None:
         """Write above every foreign record on the control topic."""
         while True:
             for name, directives in (await seat.watch.foreign()).items():
@@ -406,12 +377,12 @@ class GateWorker:
                 seat.watch.tell(known, len(directives), answer)
             await asyncio.sleep(PAUSE_S)
 
-    async def _write(self, seat: _Seat, effects: Iterable[Effect]) -> None:
+    async def _write(self, seat: Seat, effects: Iterable[Effect]) -> None:
         """Each in a transaction of its own."""
         for effect in effects:
             await self._write_together(seat, [effect])
 
-    async def _write_together(self, seat: _Seat, effects: Sequence[Effect]) -> None:
+    async def _write_together(self, seat: Seat, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if effect.directive is not None:
                 seat.watch.expect(control_value(effect.directive))
@@ -432,7 +403,7 @@ class GateWorker:
                     reason = "command; why stands with its command id on klaxon.decisions"
                 log.info("%s: %s %s", Plain(effect.name), Plain(decision.kind), Plain(reason))
 
-    async def _upkeep(self, seat: _Seat) -> None:
+    async def _upkeep(self, seat: Seat) -> None:
         """Read what Faust left out, and note how far that is."""
         self._signatures.poll(time.monotonic())
         for place in seat.places:
@@ -442,7 +413,7 @@ class GateWorker:
             place: offset for place in seat.places if (offset := seat.intake.expected(place)) is not None
         }
 
-    async def _commit(self, seat: _Seat) -> None:
+    async def _commit(self, seat: Seat) -> None:
         """Now and then, so that lag is visible: the core's memory decides, not this.
 
         Nobody waits for it: while the group has no coordinator aiokafka tries again for ever.
@@ -450,6 +421,7 @@ class GateWorker:
         committed: dict[Partition, int] = {}
         while True:
             offsets = seat.dealt_with
+            await seat.acknowledged()
             if offsets != committed and await self._link.commit(offsets):
                 committed = offsets
                 fault("after_commit")

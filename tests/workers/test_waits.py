@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -104,6 +105,8 @@ class _Parts:
     def __init__(self, stuck: str, times: int) -> None:
         self._stuck, self.left = stuck, times
         self.closed = 0
+        self.committed: list[dict[Partition, int]] = []
+        self.letters: list[asyncio.Future[None]] = []
 
     async def passes(self, step: str) -> None:
         """Return, or never."""
@@ -183,13 +186,20 @@ class _Link:
 
     def __init__(self, parts: _Parts) -> None:
         self._parts = parts
+        self.dead_letters: dict[str, Counter[str]] = {}
 
     def position(self, _place: Partition) -> object | None:
         return object() if self._parts.positioned() else None
 
-    async def commit(self, _offsets: Mapping[Partition, int]) -> bool:
+    async def commit(self, offsets: Mapping[Partition, int]) -> bool:
         await self._parts.passes("commit")
+        self._parts.committed.append(dict(offsets))
         return True
+
+    async def send(self, *_: object, **__: object) -> asyncio.Future[None]:
+        letter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._parts.letters.append(letter)
+        return letter
 
 
 Seated = Callable[[str, int], tuple[GateWorker, _Parts]]
@@ -280,6 +290,36 @@ async def test_a_group_without_a_coordinator_holds_up_no_judgement(
     assert not serving.done()
     assert len(judged) > 10
     await asyncio.wait_for(worker.revoked(SEATS), 30)
+    await worker.stop()
+    serving.cancel()
+    await asyncio.wait([serving])
+
+
+async def test_a_dead_letter_that_nobody_acknowledges_holds_up_the_commit_and_no_judgement(
+    seated: Seated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[int] = []
+    monkeypatch.setattr(shell, "PACE_S", 0.001)
+    monkeypatch.setattr(shell, "UPKEEP_EVERY_S", 0.001)
+    monkeypatch.setattr(shell.GateCore, "renew", lambda _, now_us: judged.append(now_us) or [])
+    worker, parts = seated("nothing", 0)
+    await worker.assigned(SEATS)
+    serving = asyncio.create_task(worker.run())
+    garbage = Record(Topic.PARTIALS, 2, 0, 1_000_000, 1, {}, None, b"garbage")
+    await asyncio.wait_for(worker.read(garbage), 30)
+    assert len(parts.letters) == 1
+    judged.clear()
+    await asyncio.sleep(0.3)
+    assert not serving.done()
+    assert len(judged) > 10
+    place = garbage.place
+    assert all(each[place] == 0 for each in parts.committed)
+    parts.letters[0].set_result(None)
+
+    async def committed() -> bool:
+        return bool(parts.committed) and parts.committed[-1][place] == 1
+
+    await eventually(committed, timeout_s=30)
     await worker.stop()
     serving.cancel()
     await asyncio.wait([serving])
