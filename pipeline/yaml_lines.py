@@ -46,7 +46,10 @@ def parse(text: str) -> Document:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise YamlError(error.problem or "not YAML", mark.line + 1 if mark else 1) from None
+        problem = error.problem or "not YAML"
+        if isinstance(error, yaml.composer.ComposerError) and ("alias" in problem or "anchor" in problem):
+            problem = "an alias or anchor that does not fit; put text that begins with * or & in quotes"
+        raise YamlError(problem, mark.line + 1 if mark else 1) from None
     except yaml.YAMLError as error:
         raise YamlError(str(error), 1) from None
     except RecursionError:
@@ -98,8 +101,16 @@ def _scalar(loader: yaml.SafeLoader, node: yaml.Node) -> object:
             value.encode()  # an escape may spell half a character, which nothing could send on
             if "\0" in value:
                 raise ValueError("text holds a NUL character")
-    except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise YamlError(str(error).splitlines()[0], line) from None
+    except (yaml.YAMLError, ValueError, OverflowError, LookupError, AttributeError) as error:
+        raise YamlError(_fault(node, error), line) from None
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
         raise YamlError(f"a whole number of more than {MOST_BITS} bits", line)
     return value
+
+
+def _fault(node: yaml.Node, error: Exception) -> str:
+    """What is wrong with a scalar. Never its text: it may be a password that was not put in quotes."""
+    said = (str(error).splitlines() or [""])[0]
+    if not isinstance(error, ValueError | OverflowError) or str(node.value) in said:
+        return "a tag that does not fit; put text that begins with ! in quotes"
+    return said

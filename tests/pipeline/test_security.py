@@ -121,6 +121,16 @@ def test_a_password_that_yaml_reads_as_a_number_is_no_password(tmp_path: Path) -
     assert said == f"{file}:4: kafka.password: Expected text; put it in quotes"
 
 
+@pytest.mark.parametrize(
+    "before", ["*", "!", "!!", "!!int ", "!!float ", "!!bool ", "!!timestamp ", "!!binary é"]
+)
+def test_a_password_that_yaml_takes_for_something_else_is_not_quoted(tmp_path: Path, before: str) -> None:
+    (file := tmp_path / "klaxon.yaml").write_text(f"kafka:\n  password: {before}{CANARY}\n")
+    said = refused({}, str(file))
+    assert said.startswith(f"{file}:2: ")
+    assert CANARY not in said
+
+
 def test_no_secret_shows_itself() -> None:
     secret, config = Secret(CANARY), load_config(None, {**SASL, "KLAXON_CLICKHOUSE_PASSWORD": CANARY})
     options = security_options(config.kafka)
