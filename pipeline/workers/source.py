@@ -33,7 +33,7 @@ from pipeline.workers.records import APPEND_TIME, Partition, Record
 from pipeline.workers.runner import first_end_of
 from pipeline.workers.source_kind import Source, SourceKind
 from pipeline.workers.transport import Link
-from pipeline.workers.under_way import UnderWay
+from pipeline.workers.under_way import Sent, UnderWay
 from schemas.plain import Log
 from schemas.topics import BUCKETS, TICK, Topic
 
@@ -75,7 +75,8 @@ class _Seat:
     commit: int | None = None
     committed: int = 0
     """By whomever: a commit never moves back."""
-    unacknowledged: list[Awaitable[Any]] = field(default_factory=list)
+    letters: list[Awaitable[Any]] = field(default_factory=list)
+    """Dead letters that were sent since the last flush."""
     flushed_offset: int = 0
     """The offset expected next at the last flush."""
 
@@ -93,7 +94,6 @@ class SourceWorker:
         self._changed = asyncio.Event()
         self._replaced: dict[Topic, Counter[str]] = {topic: Counter() for topic in kinds}
         """What sources counted that others took the place of."""
-        self._flush_took = Timing()
         self._under_way = UnderWay(MOST_UNACKNOWLEDGED)
 
     async def assigned(self, places: frozenset[Partition]) -> None:
@@ -166,7 +166,7 @@ class SourceWorker:
                 raise VersionError(record, decoded.unknown_version)
             seat.event_us = record.append_us
             letters = dead_letters(record, decoded.rejected, payload=self._config.dead_letter.payload)
-            seat.unacknowledged += await send_letters(self._link, letters)
+            seat.letters += await send_letters(self._link, letters)
         meta = RecordMeta(record.offset, record.append_us, len(record.value))
         try:
             seat.source.read(meta, decoded)
@@ -249,7 +249,7 @@ class SourceWorker:
         return max(position.end_offset - (position.next_offset if next_offset is None else next_offset), 0)
 
     def timings(self) -> dict[str, Timing]:
-        return {"flush": self._flush_took}
+        return {"flush": self._under_way.took}
 
     @property
     def recovered(self) -> int:
@@ -308,7 +308,8 @@ class SourceWorker:
             kind.settle([seat.source for place, seat in seats if seat.owned and place.topic == topic])
         spent_s = time.thread_time() - began_s
         commits: list[tuple[_Seat, int, int | None]] = []
-        waiting: list[Awaitable[Any]] = []
+        evidence: list[Awaitable[Any]] = []
+        besides: list[Awaitable[Any]] = []
         for place, seat in list(self._seats.items()):
             if not seat.owned:
                 continue
@@ -319,23 +320,20 @@ class SourceWorker:
             records = list(_records_of(place, flush))
             spent_s += time.thread_time() - began_s
             seat.warming_up = seat.warming_up and not flush.finals
-            waiting += seat.unacknowledged
-            seat.unacknowledged = []
+            besides += seat.letters
+            seat.letters = []
             for topic, partition, value in records:
-                waiting.append(
-                    await self._link.send(
-                        topic, value, key=str(place).encode(), content_type=BUCKETS, partition=partition
-                    )
+                sent = await self._link.send(
+                    topic, value, key=str(place).encode(), content_type=BUCKETS, partition=partition
                 )
-        if waiting:
+                (besides if topic is Topic.PAIRS else evidence).append(sent)
+        if evidence or besides:
             fault("flush_sent_before_acknowledged")
-        self._under_way.put(waiting, partial(self._acknowledged, commits, began_flush_s if waiting else None))
+        self._under_way.put(Sent(began_flush_s, evidence, besides, partial(self._may_commit, commits)))
         return spent_s
 
-    def _acknowledged(self, commits: Sequence[tuple[_Seat, int, int | None]], began_s: float | None) -> None:
-        """This flush and all before it are: what each seat may commit, in the tenure that flushed."""
-        if began_s is not None:
-            self._flush_took.took(time.monotonic() - began_s)
+    def _may_commit(self, commits: Sequence[tuple[_Seat, int, int | None]]) -> None:
+        """A flush and all before it are acknowledged: each seat may commit, in the tenure that flushed."""
         for seat, tenure, commit in commits:
             if commit is not None and seat.owned and seat.tenure == tenure:
                 seat.commit = commit

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,11 +20,14 @@ from pipeline.workers.records import APPEND_TIME, Partition, Record
 from pipeline.workers.source import COMMIT_EVERY_S, SourceWorker
 from pipeline.workers.source_kind import SourceKind
 from pipeline.workers.transport import Link, Position
+from schemas.columns import Rejected
 from schemas.topics import TICK, Topic
 from tests.workers.moved_loop import in_moved_time
 
 PLACE = Partition(Topic.LOGITS, 0)
 LONG_S = 3 * COMMIT_EVERY_S
+BAD = SimpleNamespace(unknown_version=None, rejected=[Rejected(None, "", "it is none")])
+"""What every record is that is no tick."""
 
 
 @dataclass
@@ -32,6 +37,8 @@ class Talks:
     next_offset: int = 5
     flushed_at_s: list[float] = field(default_factory=list)
     flushed_offsets: list[int] = field(default_factory=list)
+    pairs: list[Any] = field(default_factory=list)
+    """Scored, and not flushed yet."""
 
     def read(self, meta: RecordMeta, _decoded: object) -> None:
         self.next_offset = meta.offset + 1
@@ -39,7 +46,8 @@ class Talks:
     def take_flush(self) -> Flush:
         self.flushed_at_s.append(asyncio.get_running_loop().time())
         self.flushed_offsets.append(self.next_offset)
-        return Flush(fresh=[BucketRecord(0, b"cells")], commit=len(self.flushed_at_s))
+        pairs, self.pairs = self.pairs, []
+        return Flush(fresh=[BucketRecord(0, b"cells")], pairs=pairs, commit=len(self.flushed_at_s))
 
 
 @dataclass
@@ -57,6 +65,8 @@ class Answers:
     committed: list[int] = field(default_factory=list)
 
     ticks: int = 0
+    letters: list[asyncio.Future[None]] = field(default_factory=list)
+    dead_letters: dict[str, Counter[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.room.set()
@@ -70,6 +80,9 @@ class Answers:
         if topic == PLACE.topic:
             self.ticks += 1
             return asyncio.get_running_loop().create_future()
+        if topic in (Topic.DEAD_LETTER, Topic.PAIRS):
+            self.letters.append(asyncio.get_running_loop().create_future())
+            return self.letters[-1]
         self.sent.append(asyncio.get_running_loop().create_future())
         return self.sent[-1]
 
@@ -90,7 +103,7 @@ class Running:
 @asynccontextmanager
 async def running() -> AsyncIterator[Running]:
     source, link = Talks(), Answers()
-    kind = SourceKind(lambda *_: cast("Any", None), lambda *_: cast("Any", source))
+    kind = SourceKind(lambda *_: cast("Any", BAD), lambda *_: cast("Any", source))
     worker = SourceWorker(cast("Link", link), Config(), {Topic.LOGITS: kind})
     await worker.assigned(frozenset({PLACE}))
     task = asyncio.create_task(worker.run())
@@ -201,6 +214,43 @@ def test_a_commit_never_moves_back_behind_what_was_committed_elsewhere(
                 now.link.sent[at].set_result(None)
             await asyncio.sleep(LONG_S)
             assert now.link.committed == [5, 6]
+
+    moved(scene())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("what", ["dead letter", "scored pair"])
+def test_what_nobody_decides_by_holds_up_the_commit_and_no_flush(
+    monkeypatch: pytest.MonkeyPatch, what: str, fails: bool
+) -> None:
+    async def by_nobody(*_: object) -> int:
+        return 0
+
+    monkeypatch.setattr("pipeline.workers.source.committed_offset", by_nobody)
+
+    async def scene() -> None:
+        async with running() as now:
+            bad = Record(Topic.LOGITS, 0, 5, 1_000_000, APPEND_TIME, {}, None, b"{}")
+            if what == "dead letter":
+                await now.worker.read(bad)
+            else:
+                now.source.pairs = [what]
+            await asyncio.sleep(GATHER_S)
+            assert len(now.link.letters) == 1
+            for at in range(6):
+                await asyncio.sleep(LONG_S)
+                now.link.sent[at].set_result(None)
+            await asyncio.sleep(LONG_S)
+            assert now.link.committed == [], "it may be lost"
+            if fails:
+                now.link.letters[0].set_exception(LeaderNotAvailableError())
+                await asyncio.wait([now.task], timeout=LONG_S)
+                with pytest.raises(KafkaError):
+                    now.task.result()
+            else:
+                now.link.letters[0].set_result(None)
+                await asyncio.sleep(LONG_S)
+                assert now.link.committed == [6]
 
     moved(scene())
 
