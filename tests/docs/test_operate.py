@@ -27,9 +27,15 @@ FOR_EVER = ("klaxon notify",)
 
 
 def lines() -> list[str]:
-    """What stands in blocks, in order."""
-    blocks = re.findall(r"^```\n(.+?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line.startswith("klaxon ")]
+    """What stands in blocks that name no language, in order. Blocks of another language are not ours."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+    ours = [block for language, block in fenced if not language]
+    return [line for block in ours for line in block.splitlines() if line.startswith("klaxon ")]
+
+
+def test_no_line_is_left_out() -> None:
+    anywhere = [line for line in PAGE.splitlines() if line.startswith("klaxon ")]
+    assert lines() == anywhere
 
 
 def inline() -> list[str]:
