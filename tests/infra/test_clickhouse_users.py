@@ -18,6 +18,7 @@ from pathlib import Path
 
 import clickhouse_connect
 import pytest
+from clickhouse_connect.driver.exceptions import ProgrammingError
 
 from pipeline.store.archive import TABLES, Archive
 from pipeline.store.blocks import BlockLimits
@@ -232,17 +233,13 @@ def test_an_analyst_asks_what_the_archive_page_asks(server: Server) -> None:
 
 
 def test_klaxon_sql_asks_for_the_limits_of_the_analysts_account_and_no_others(server: Server) -> None:
-    """With readonly = 1 the driver may name a setting only with the value that it has."""
+    """With readonly = 1 the driver sends no setting that has its value already, and refuses any other."""
+    wanted = {"readonly": 1, **ReadLimits().settings}
     with server.entered_as("klaxon_analyst") as store:
-        wanted = {"readonly": 1, **ReadLimits().settings}
-        found = {
-            str(name): str(value)
-            for name, value in store.rows(
-                "SELECT name, value FROM system.settings WHERE name IN {names:Array(String)}",
-                {"names": list(wanted)},
-            )
-        }
-        assert found == {name: str(value) for name, value in wanted.items()}
+        driver = store._client
+        assert driver._validate_settings(wanted) == {}
+        with pytest.raises(ProgrammingError, match="max_execution_time is readonly"):
+            driver._validate_settings({**wanted, "max_execution_time": 61})
 
 
 def test_grafana_draws_dashboards(server: Server) -> None:

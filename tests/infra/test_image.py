@@ -75,6 +75,20 @@ def test_the_image_installs_the_runtime_lock_and_all_that_the_package_holds() ->
         assert ("COPY", f"{package} {package}") in instructions(text)
 
 
+def test_the_builder_sees_what_is_copied_and_nothing_else() -> None:
+    lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    first, *rest = [line for line in lines if not line.startswith("#")]
+    assert first == "*"
+    seen = {line[1:] for line in rest if line.startswith("!")}
+    copied = {
+        source
+        for word, arguments in instructions(DOCKERFILE.read_text())
+        if word == "COPY" and not arguments.startswith("--from=")
+        for source in arguments.split()[:-1]
+    }
+    assert {source if source in seen else source.rpartition("/")[0] for source in copied} == seen
+
+
 @pytest.mark.parametrize("lock", ["runtime.txt", "build.txt", "dev.txt"])
 def test_every_locked_package_has_one_version_and_a_hash(lock: str) -> None:
     blocks = re.split(r"^(?=\S+==)", (LOCKS / lock).read_text(), flags=re.MULTILINE)[1:]
