@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
@@ -23,8 +22,9 @@ from aiokafka.structs import ConsumerRecord
 from agents.router.core import Effective, Outcome, RouterState, without_canary
 from agents.router.directive_file import WatchedFile
 from agents.router.reading import ControlReading, Ignored, Trusting
+from agents.router.reports import Reports
 from schemas import header_names  # noqa: F401 (its import is what it does)
-from schemas.control import Aborted, Applied, Directive, RolloutState
+from schemas.control import Aborted, Directive, RolloutState
 from schemas.control_log import GreatestBelieved, Stated
 from schemas.plain import Log, Plain
 from schemas.signing import SIGNATURE, Verdict
@@ -93,7 +93,7 @@ class Router:
         self._log = GreatestBelieved(lambda stated: self._believes(stated, time.time_ns() // 1000))
         self._states: dict[str, RouterState] = {}
         self._told: dict[str, _Told] = {}
-        self._published: dict[str, tuple[int, int]] = {}
+        self._reports = Reports(settings.name)
         self._caught_up = False
         self._complained_s = -COMPLAIN_EVERY_S
         self._read_to: dict[int, int] = {}
@@ -194,21 +194,33 @@ class Router:
         self, consumer: AIOKafkaConsumer, producer: AIOKafkaProducer, stop: asyncio.Event
     ) -> None:
         ends = await consumer.end_offsets(consumer.assignment())
-        while not stop.is_set():
-            batches = await consumer.getmany(timeout_ms=200)
-            now_us = time.time_ns() // 1000
-            for records in batches.values():
-                for record in records:
-                    self._take_record(record, now_us)
-            if not self._caught_up:
-                positions = [await consumer.position(tp) >= end for tp, end in ends.items()]
-                if all(positions):
-                    for directive in self._log.settle().values():
-                        self._obey(directive, now_us)
-                    self._caught_up = True
-            self._tell(now_us)
-            if self._caught_up:
-                await self._publish(producer, now_us)
+        reporting: asyncio.Task[None] | None = None
+        try:
+            while not stop.is_set():
+                await self._read(consumer, ends)
+                if self._caught_up and reporting is None:
+                    reporting = asyncio.create_task(self._reports.publish(producer, self._settings.explain))
+        finally:
+            if reporting is not None:
+                reporting.cancel()
+                await asyncio.wait([reporting])
+                if not reporting.cancelled():
+                    reporting.result()
+
+    async def _read(self, consumer: AIOKafkaConsumer, ends: Mapping[TopicPartition, int]) -> None:
+        """What has come, and what it changes. `ends`: where the topic ended when this connection began."""
+        batches = await consumer.getmany(timeout_ms=200)
+        now_us = time.time_ns() // 1000
+        for records in batches.values():
+            for record in records:
+                self._take_record(record, now_us)
+        if not self._caught_up:
+            positions = [await consumer.position(tp) >= end for tp, end in ends.items()]
+            if all(positions):
+                for directive in self._log.settle().values():
+                    self._obey(directive, now_us)
+                self._caught_up = True
+        self._tell(now_us)
 
     def _take_record(self, record: ConsumerRecord[bytes, bytes], now_us: int) -> None:
         place, offset = record.partition, record.offset
@@ -259,6 +271,8 @@ class Router:
             state = self._states[directive.rollout] = RouterState()
         self._newest_us = max(self._newest_us or 0, directive.ts_us)
         outcome = state.apply(directive, now_us)
+        if state.directive is not None:
+            self._reports.note(state.directive, now_us)
         if outcome is Outcome.STALE and count_stale:
             self._reading.count(Ignored.REPLAYED)
         elif outcome is Outcome.EXPIRED:
@@ -281,8 +295,9 @@ class Router:
         name, state = min(self._states.items(), key=lambda item: item[1].lease_until_us())
         if state.lease_until_us() >= now_us:
             return False
-        for kept in (self._states, self._told, self._published):
+        for kept in (self._states, self._told):
             kept.pop(name, None)
+        self._reports.forget(name)
         return True
 
     def _tell(self, now_us: int) -> None:
@@ -325,25 +340,6 @@ class Router:
         self._told[rollout] = now
         epoch = None if directive is None else directive.epoch
         return Change(rollout, now[0], epoch, _reason(before, now), effective, directive, now_us)
-
-    async def _publish(self, producer: AIOKafkaProducer, now_us: int) -> None:
-        """One record per directive obeyed, renewals too: whoever reads them sees which routers keep up."""
-        for rollout, state in self._states.items():
-            directive = state.directive
-            if directive is None:
-                continue
-            key = (directive.generation, directive.epoch)
-            if self._published.get(rollout) == key:
-                continue
-            self._published[rollout] = key
-            applied = Applied(
-                rollout=rollout,
-                router=self._settings.name,
-                generation=directive.generation,
-                epoch=directive.epoch,
-                applied_us=now_us,
-            )
-            await producer.send(Topic.APPLIED, msgspec.json.encode(applied), key=rollout.encode())
 
 
 def _reason(before: _Told | None, now: _Told) -> str:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedIOBase
 from typing import Final
@@ -282,9 +281,9 @@ async def _send_all(
 
 async def _stream(sender: _Sender, file: BufferedIOBase, stop: asyncio.Event) -> None:
     """Send lines as they come, unmoved: of a live pipe, whatever there is; a line begun at a stop is not."""
-    rest, read = b"", _reading(file)
+    rest, read = b"", _Input(file)
     while True:
-        data = await _next(read, stop)
+        data = await read.next(stop)
         if data is None:
             return
         *lines, rest = (rest + data).split(b"\n")
@@ -297,40 +296,46 @@ async def _stream(sender: _Sender, file: BufferedIOBase, stop: asyncio.Event) ->
             return
 
 
-def _reading(file: BufferedIOBase) -> asyncio.Queue[bytes | OSError]:
-    """What there is to read, one chunk ahead at most; b"" at the end, or why it cannot be read.
+class _Input:
+    """What there is to read, one chunk ahead at most.
 
     In a thread that holds up nobody who wants to stop: a pipe may be silent for ever.
     """
-    loop = asyncio.get_running_loop()
-    read: asyncio.Queue[bytes | OSError] = asyncio.Queue(1)
 
-    def reading() -> None:
+    def __init__(self, file: BufferedIOBase) -> None:
+        """Needs a running loop."""
+        self._file = file
+        self._loop = asyncio.get_running_loop()
+        self._chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
+        self._wanted = threading.Semaphore(1)
+        threading.Thread(target=self._read, name="input", daemon=True).start()
+
+    def _read(self) -> None:
         data: bytes | OSError = b"more"
-        with suppress(RuntimeError):  # the loop is gone: nobody wants it any more
-            while data and not isinstance(data, OSError):
-                try:
-                    data = file.read1(CHUNK_BYTES)
-                except OSError as error:
-                    data = error
-                asyncio.run_coroutine_threadsafe(read.put(data), loop).result()
+        while data and not isinstance(data, OSError):
+            self._wanted.acquire()
+            try:
+                data = self._file.read1(CHUNK_BYTES)
+            except OSError as error:
+                data = error
+            try:
+                self._loop.call_soon_threadsafe(self._chunks.put_nowait, data)
+            except RuntimeError:  # the loop is gone: nobody wants it any more
+                return
 
-    threading.Thread(target=reading, name="input", daemon=True).start()
-    return read
-
-
-async def _next(read: asyncio.Queue[bytes | OSError], stop: asyncio.Event) -> bytes | None:
-    """The next chunk; None once asked to stop. Raises the OSError of the input."""
-    data = await unless(stop, read.get())
-    if isinstance(data, OSError):
-        raise data
-    return data
+    async def next(self, stop: asyncio.Event) -> bytes | None:
+        """The next chunk, b"" at the end; None once asked to stop. Raises the OSError of the input."""
+        data = await unless(stop, self._chunks.get())
+        if isinstance(data, OSError):
+            raise data
+        self._wanted.release()
+        return data
 
 
 async def _whole(file: BufferedIOBase, stop: asyncio.Event) -> list[bytes]:
     """All lines; none if it is asked to stop meanwhile."""
-    read, chunks = _reading(file), bytearray()
-    while data := await _next(read, stop):
+    read, chunks = _Input(file), bytearray()
+    while data := await read.next(stop):
         chunks += data
     if stop.is_set():
         return []

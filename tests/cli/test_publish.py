@@ -212,8 +212,7 @@ async def test_one_document_over_many_lines_is_one_mistake(broker: Broker, text:
     for more in ((), ("--shift-to-now",)):
         done = klaxon(broker.environment, "publish", "requests", *more, stdin=text.encode())
         assert done.returncode == 2
-        said = done.stderr.decode().splitlines()
-        (line,) = (line for line in said if not line.startswith("waiting for Kafka"))  # a busy machine's
+        (line,) = done.stderr.decode().splitlines()
         assert line.startswith("klaxon: <stdin>: this is one JSON document over many lines; one event a line")
 
 
