@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -39,6 +40,8 @@ STOP_GRACE_S: Final = 10.0
 """On top of the rebalance timeout: a stop while joining a group ends only when the join ends."""
 FAILED_GRACE_S: Final = 5.0
 """To leave the group after an error. A process that cannot must not hold its partitions any longer."""
+PATIENT_NICE: Final = 10
+"""How much a patient worker yields where it shares a machine: to archive can wait, to trip cannot."""
 GARBAGE_CHECK: Final = 50_000
 """Containers made and not yet freed before the interpreter looks for cycles among the newest."""
 
@@ -314,6 +317,8 @@ def run_worker(spec: WorkerSpec, config: Config) -> int:
     gc.freeze()
     gc.set_threshold(GARBAGE_CHECK)
     keep_freed_memory()
+    if spec.patient:
+        os.nice(PATIENT_NICE)
 
     async def run() -> int:
         return await Runner(spec, config).run()
