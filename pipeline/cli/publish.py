@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from io import BufferedIOBase
+from io import BufferedIOBase, BufferedReader
 from typing import Final
 
 import click
@@ -304,7 +304,8 @@ class _Input:
 
     def __init__(self, file: BufferedIOBase) -> None:
         """Needs a running loop."""
-        self._file = file
+        # Past the buffer and its lock: who ends while a thread holds that is aborted by the interpreter.
+        self._read_some = file.raw.read if isinstance(file, BufferedReader) else file.read1
         self._loop = asyncio.get_running_loop()
         self._chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
         self._wanted = threading.Semaphore(1)
@@ -315,7 +316,7 @@ class _Input:
         while data and not isinstance(data, OSError):
             self._wanted.acquire()
             try:
-                data = self._file.read1(CHUNK_BYTES)
+                data = self._read_some(CHUNK_BYTES) or b""
             except OSError as error:
                 data = error
             try:
