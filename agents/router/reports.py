@@ -16,6 +16,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from schemas.control import Applied, Directive
+from schemas.control_log import numbers
 from schemas.plain import Log, Plain
 from schemas.topics import Topic
 
@@ -37,7 +38,7 @@ class Reports:
 
     def note(self, directive: Directive, now_us: int) -> None:
         """This is obeyed from now on; noted once."""
-        rollout, number = directive.rollout, (directive.generation, directive.epoch)
+        rollout, number = directive.rollout, numbers(directive)
         if self._noted.get(rollout) == number:
             return
         self._noted[rollout] = number

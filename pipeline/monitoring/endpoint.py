@@ -184,7 +184,7 @@ def _handler(asked: Asked, loop: asyncio.AbstractEventLoop) -> type[BaseHTTPRequ
                 self._say(HTTPStatus.SERVICE_UNAVAILABLE, TEXT, b"the event loop does not answer\n")
             except OSError:
                 return  # the client went away
-            except Exception as error:
+            except Exception as error:  # no scrape may end a worker; Prometheus counts it as down
                 log.error("%s: a scrape cannot be answered", Plain(asked.process), exc_info=error)
                 self._say(HTTPStatus.INTERNAL_SERVER_ERROR, TEXT, b"see the log of this process\n")
 

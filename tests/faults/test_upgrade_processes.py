@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from aiokafka import TopicPartition
 
 from pipeline.core.gate.state import encode_state
 from pipeline.core.source import ContentSettings
-from pipeline.store.client import connect
-from pipeline.store.migrate import migrate
 from schemas import codec
 from schemas.buckets import FinalBuckets
 from schemas.columns import BatchHeader
@@ -30,6 +27,7 @@ from tests.kafka.broker import Broker
 from tests.kafka.processes import GAUGES_EVERY_SECOND, Worker
 from tests.kafka.records import Written, committed_offsets, dump, now_us, produce, producer
 from tests.kafka.waiting import eventually
+from tests.store.folder import migrated
 from tests.store.records import final, packed, pair_batch
 from tests.workers.events import answer, encoded, request
 from tests.workers.fleet import QUICK, SEAT, decisions
@@ -45,7 +43,7 @@ pytestmark = [
 async def test_a_record_of_a_later_version_stops_its_worker_and_the_upgraded_one_goes_on(
     kafka: Broker, log_folder: Path, tmp_path: Path
 ) -> None:
-    environment = {**QUICK, **_clickhouse(tmp_path)}
+    environment = {**QUICK, **migrated(tmp_path)}
     kinds = ("measure", "pair", "gate", "archive")
     async with contextlib.AsyncExitStack() as exits:
         old = {
@@ -95,16 +93,6 @@ async def test_a_record_of_a_later_version_in_its_state_stops_a_gate_that_takes_
     async with Worker("gate", kafka, log_folder, environment=QUICK) as gate:
         assert await gate.until_ended() == 1
     _says_where(gate, Topic.STATE, SEAT, offset)
-
-
-def _clickhouse(folder: Path) -> dict[str, str]:
-    dsn = f"chdb://{folder}/chdb"
-    store = connect(dsn, "klaxon", create_database=True)
-    try:
-        migrate(store, replicated=False, now_us=time.time_ns() // 1000)
-    finally:
-        store.close()
-    return {"KLAXON_CLICKHOUSE_DSN": dsn, "KLAXON_ARCHIVE_BLOCK_AGE_MS": "200"}
 
 
 async def _stopped_at(

@@ -34,7 +34,6 @@ from pipeline.cli.watch import watch
 from pipeline.config import Config, KafkaConfig
 from pipeline.secret import Secret
 from pipeline.store.client import connect
-from pipeline.store.migrate import migrate
 from pipeline.workers import topics as topic_plan
 from pipeline.workers.acl_table import CLUSTER_NAME, ROLES, Kind, Operation, granted, table
 from pipeline.workers.acls import ALLOW, LITERAL, PREFIXED, acl_problems, create_acls
@@ -55,6 +54,7 @@ from tests.kafka.processes import KLAXON, Worker
 from tests.kafka.records import committed_offsets, dump, now_us
 from tests.kafka.secure import ADMIN, Authority, SecureKafka, secure_kafka
 from tests.kafka.waiting import eventually
+from tests.store.folder import migrated
 from tests.workers.events import answer, encoded, request, start_command
 from tests.workers.fleet import QUICK, SEAT
 
@@ -440,14 +440,7 @@ async def test_a_right_that_shows_only_in_use_is_named_too(secured: SecureKafka,
 
 @pytest.fixture
 def archive_environment(tmp_path: Path) -> dict[str, str]:
-    """An empty, migrated ClickHouse in a folder."""
-    dsn = f"chdb://{tmp_path}/chdb"
-    store = connect(dsn, "klaxon", create_database=True)
-    try:
-        migrate(store, replicated=False, now_us=now_us())
-    finally:
-        store.close()
-    return {"KLAXON_CLICKHOUSE_DSN": dsn, "KLAXON_ARCHIVE_BLOCK_AGE_MS": "200"}
+    return migrated(tmp_path)
 
 
 async def _publish_as_gateway(on: SecureKafka, topic: Topic, events: list[dict[str, Any]]) -> None:

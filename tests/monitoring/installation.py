@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from pipeline.monitoring.metrics import ALL
-from pipeline.store.client import connect
-from pipeline.store.migrate import migrate
 from tests.kafka.broker import Broker
 from tests.kafka.processes import GAUGES_EVERY_SECOND, KLAXON, Worker
 from tests.kafka.waiting import eventually
 from tests.monitoring.scraping import get
+from tests.store.folder import migrated
 from tests.workers.fleet import QUICK
-
-
-def migrated(folder: Path) -> dict[str, str]:
-    """An empty chDB folder, as configuration."""
-    dsn = f"chdb://{folder}/chdb"
-    store = connect(dsn, "klaxon", create_database=True)
-    try:
-        migrate(store, replicated=False, now_us=time.time_ns() // 1000)
-    finally:
-        store.close()
-    return {"KLAXON_CLICKHOUSE_DSN": dsn, "KLAXON_ARCHIVE_BLOCK_AGE_MS": "200"}
 
 
 @asynccontextmanager

@@ -15,13 +15,13 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from pipeline.store.client import connect
-from pipeline.store.migrate import migrate
 from pipeline.workers.runner import PATIENT_NICE
 from schemas.topics import Topic
 from tests.kafka.broker import Broker
 from tests.kafka.processes import GAUGES_EVERY_SECOND, Worker
 from tests.kafka.records import Written, committed_offsets, now_us, produce
 from tests.kafka.waiting import eventually
+from tests.store.folder import migrated
 from tests.workers.events import encoded, request
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -31,14 +31,7 @@ PER_ROUND = 25
 
 @pytest.fixture
 def clickhouse(tmp_path: Path) -> dict[str, str]:
-    """An empty, migrated chDB folder, as configuration. It belongs to whoever opens it next."""
-    dsn = f"chdb://{tmp_path}/chdb"
-    store = connect(dsn, "klaxon", create_database=True)
-    try:
-        migrate(store, replicated=False, now_us=time.time_ns() // 1000)
-    finally:
-        store.close()
-    return {"KLAXON_CLICKHOUSE_DSN": dsn, "KLAXON_ARCHIVE_BLOCK_AGE_MS": "200"}
+    return migrated(tmp_path)
 
 
 def _stored(clickhouse: Mapping[str, str]) -> list[tuple[str, int]]:
