@@ -1,1 +1,1 @@
-"""Answers with log-probabilities as engines send them: parsing of bodies and comparison of two captures."""
+"""Two captures of answers, compared."""

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeAlias
 
-from pipeline.core.captures.answers import Answer, Reading, Skipped, SkipReason
 from pipeline.core.captures.halves import Stated, halves
-from pipeline.core.divergence import ESTIMATOR, Half, PairScores, score_pairs
+from pipeline.core.divergence import ESTIMATOR, Half, PairScores
+from pipeline.core.divergence.details import PairDetails, Positions, describe_pairs, perplexity_ratio
 from pipeline.core.divergence.interval import LEAST_PAIRS, t_interval
-from schemas.columns import ETA_BY_PRECISION
+from pipeline.core.divergence.llama_kld import KldStatistics, Mean, kld_statistics
+from schemas.answers.positions import Answer, Reading, Skipped, SkipReason
+from schemas.columns import ETA_BY_PRECISION, F8
 
 Mode: TypeAlias = Literal["auto", "free", "forced"]
 Verdict: TypeAlias = Literal["pass", "trip", "not_enough_data"]
 
 CONFIDENCE: Final = 0.9
 MEANS: Final = ("kl_lower", "kl_floor", "js_lower", "tv_lower", "cosine", "top1_agree")
+DETAILS: Final = ("behaviour_offset", "entropy_lower_p", "entropy_lower_q")
+"""Further means."""
 NOTE: Final = (
     "one-shot comparison of a fixed sample; for a roll-out that is watched all the time use the gate, "
     "whose evidence may be looked at again and again"
@@ -60,12 +64,28 @@ def compare_captures(
         if pair is not None:
             names.append(name)
             pairs.append(pair)
-    scores = score_pairs(pairs)
+    scores, details, positions = describe_pairs(pairs, limit)
     for outcome in scores.outcome:
         if outcome != "scored":
             skipped[outcome] += 1
     rows = [row for row, outcome in enumerate(scores.outcome) if outcome == "scored"]
-    return _judge(names, rows, scores, skipped, limit, mode, eta)
+    judged = _judge(rows, scores, skipped, limit)
+    return Comparison(
+        judged[0],
+        {
+            **_summary(rows, scores, details, positions),
+            "interval": judged[1],
+            "verdict": judged[0],
+            "limit": limit,
+            "mode": mode,
+            "estimator": ESTIMATOR,
+            "eta": eta,
+            "skipped": dict(sorted(skipped.items())),
+            "note": NOTE,
+            "statistics": _statistics(positions),
+            "per_pair": [_per_pair(names[row], row, scores, details) for row in rows],
+        },
+    )
 
 
 def _eta(side: Sequence[Captured]) -> float:
@@ -114,53 +134,83 @@ def _pair(
 
 
 def _judge(
-    names: Sequence[str],
-    rows: Sequence[int],
-    scores: PairScores,
-    skipped: Counter[SkipReason],
-    limit: float,
-    mode: Mode,
-    eta: float,
-) -> Comparison:
+    rows: Sequence[int], scores: PairScores, skipped: Mapping[SkipReason, int], limit: float
+) -> tuple[Verdict, list[float] | None]:
+    """The verdict and the interval it rests on."""
     interval = t_interval([float(scores.kl_lower[row]) for row in rows], CONFIDENCE)
+    if interval is None:
+        return "not_enough_data", None
     verdict: Verdict = "not_enough_data"
-    if interval is not None and interval[0] > limit:
+    if interval[0] > limit:
         verdict = "trip"
-    elif interval is not None and interval[1] <= limit and not skipped["forced_mismatch"]:
+    elif interval[1] <= limit and not skipped.get("forced_mismatch"):
         verdict = "pass"
-    return Comparison(
-        verdict,
-        {
-            "pairs": len(rows),
-            "positions": sum(int(scores.positions[row]) for row in rows),
-            "mean": {
-                name: sum(float(getattr(scores, name)[row]) for row in rows) / len(rows) if rows else None
-                for name in MEANS
-            },
-            "interval": list(interval) if interval is not None else None,
-            "verdict": verdict,
-            "limit": limit,
-            "mode": mode,
-            "estimator": ESTIMATOR,
-            "eta": eta,
-            "skipped": dict(sorted(skipped.items())),
-            "note": NOTE,
-            "per_pair": [_per_pair(names[row], row, scores) for row in rows],
+    return verdict, list(interval)
+
+
+def _summary(
+    rows: Sequence[int], scores: PairScores, details: PairDetails, positions: Positions
+) -> dict[str, Any]:
+    """Over all pairs. Each mean is one over pairs, of `delta_p` over those that have any."""
+
+    def mean(values: F8, among: Sequence[int] = rows) -> float | None:
+        return sum(float(values[row]) for row in among) / len(among) if among else None
+
+    compared = sum(int(scores.positions[row]) for row in rows)
+    stretch = compared + sum(int(scores.invalid[row]) for row in rows)
+    return {
+        "pairs": len(rows),
+        "positions": compared,
+        "coverage": compared / stretch if stretch else None,
+        "mean": {
+            **{name: mean(getattr(scores, name)) for name in MEANS},
+            **{name: mean(getattr(details, name)) for name in DETAILS},
+            "delta_p": mean(details.delta_p, [row for row in rows if details.common[row]]),
+            "over_limit": mean(details.over_limit),
         },
+        "perplexity_ratio": perplexity_ratio(positions),
+    }
+
+
+def _statistics(positions: Positions) -> dict[str, Any] | None:
+    """llama.cpp's statistics over all compared positions, of the lists instead of whole vocabularies."""
+    common = positions.common
+    found = kld_statistics(
+        positions.kl_lower,
+        positions.top1_agree,
+        positions.logprob_p[common],
+        positions.logprob_q[common],
     )
+    return None if found is None else _plain(found)
 
 
-def _per_pair(name: str, row: int, scores: PairScores) -> dict[str, Any]:
+def _plain(found: KldStatistics) -> dict[str, Any]:
+    plain: dict[str, Any] = {"perplexity_ratio": found.perplexity_ratio}
+    for field in fields(found):
+        value = getattr(found, field.name)
+        if isinstance(value, Mean):
+            plain[field.name] = {"value": value.value, "error": value.error}
+        else:
+            plain[field.name] = {f"{share:g}": at for share, at in value.items()}
+    return plain
+
+
+def _per_pair(name: str, row: int, scores: PairScores, details: PairDetails) -> dict[str, Any]:
     first, together = int(scores.first_difference[row]), int(scores.ended_together[row])
     return {
         "prompt_id": name,
         "positions": int(scores.positions[row]),
         "unreadable_positions": int(scores.invalid[row]),
+        "coverage": float(details.coverage[row]),
         "agreed": int(scores.agreed[row]),
         "first_difference": first if first >= 0 else None,
         "ended_together": bool(together) if together >= 0 else None,
         "kl_lower_max": float(scores.kl_lower_max[row]),
+        "kl_lower_p95": float(details.kl_lower_p95[row]),
+        "over_limit": float(details.over_limit[row]),
         **{measure: float(getattr(scores, measure)[row]) for measure in MEANS},
+        **{measure: float(getattr(details, measure)[row]) for measure in DETAILS},
+        "delta_p": float(details.delta_p[row]) if details.common[row] else None,
     }
 
 

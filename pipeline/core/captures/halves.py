@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from pipeline.core.captures.answers import Answer, Position, Skipped, Token, has_bytes, has_ids
 from pipeline.core.divergence import Half
+from schemas.answers.positions import Answer, Position, Skipped, Token, has_bytes, has_ids
 from schemas.columns import IDENTITIES, NOT_LISTED, SOURCES, LogitColumns
 from schemas.identity import token_hash
 

@@ -24,18 +24,16 @@ class Completion:
     """The minimiser in the C columns `at` in which P's list or Q's holds a token that the other lacks.
 
     `rests` (C,): P's and Q's rest of the vocabulary.
-    `q_m`, `ratio_m`: of the entries only P lists, Q's probability and log(q/p); `in_m`: their places in `at`.
-    `p_n`, `ratio_n`, `in_n`: the same of the entries only Q lists, with P's probability.
+    Of the `m` entries only P lists, and then of those only Q lists: `places` in `at`, what the other side is
+    `filled` in with, and the `ratio`: logarithm of that over what is listed.
     """
 
     at: NDArray[np.intp]
     rests: tuple[F8, F8]
-    q_m: F8
-    ratio_m: F8
-    in_m: NDArray[np.intp]
-    p_n: F8
-    ratio_n: F8
-    in_n: NDArray[np.intp]
+    m: int
+    places: NDArray[np.intp]
+    filled: F8
+    ratio: F8
 
 
 def complete(only_p: Own, only_q: Own, rests: F8, caps: F8) -> Completion:
@@ -46,13 +44,16 @@ def complete(only_p: Own, only_q: Own, rests: F8, caps: F8) -> Completion:
     # Q's side first: what fills M; then P's: what fills N.
     places, values = np.concatenate([in_m, in_n + size]), np.concatenate([only_p.values, only_q.values])
     counts = np.bincount(places, minlength=2 * size)
-    rest = rests[::-1].take(at, axis=1)
-    log_cap = caps[::-1].take(at, axis=1)
+    rest, log_cap = np.empty((2, size)), np.empty((2, size))
+    for side, (rest_of, cap_of) in enumerate(((rests[1], caps[1]), (rests[0], caps[0]))):
+        rest_of.take(at, out=rest[side], mode="clip")
+        cap_of.take(at, out=log_cap[side], mode="clip")
     cap = np.exp(log_cap)
     after = rest - counts.reshape(2, size) * cap
     plus = np.maximum(after, 0.0)
     # M's ratio is of Q's rest to P's plus, N's the other way round.
-    ratios = _largest_ratio(rest.reshape(-1), cap.reshape(-1), plus[::-1].reshape(-1), counts, places, values)
+    flat = rest.reshape(-1), cap.reshape(-1), after.reshape(-1), plus[::-1].reshape(-1)
+    ratios = _largest_ratio(*flat, counts, places, values)
     # Where the rest keeps P's mass, all of N sits at its cap; else all of M does and the rest keeps Q's.
     keeps_p = (plus[1] > 0.0) & (after[0] * cap[1] <= after[1] * cap[0])
     rests_p = np.where(keeps_p, plus[1], ratios[size:] * plus[0])
@@ -63,16 +64,13 @@ def complete(only_p: Own, only_q: Own, rests: F8, caps: F8) -> Completion:
     to_cap = log_cap.reshape(-1).take(places) - own
     log_filled = np.minimum(to_cap, np.log(np.maximum(ratios, TINY)).take(places))
     np.maximum(log_filled, _LOG_TINY - own, out=log_filled)
-    m = len(in_m)
     return Completion(
         at=at,
         rests=(rests_p, rests_q),
-        q_m=filled[:m],
-        ratio_m=log_filled[:m],
-        in_m=in_m,
-        p_n=filled[m:],
-        ratio_n=-log_filled[m:],
-        in_n=in_n,
+        m=len(in_m),
+        places=np.concatenate([in_m, in_n]),
+        filled=filled,
+        ratio=log_filled,
     )
 
 
@@ -90,22 +88,24 @@ def _columns(
 
 
 def _largest_ratio(
-    rest: F8, cap: F8, plus: F8, counts: NDArray[np.intp], columns: NDArray[np.intp], values: F8
+    rest: F8, cap: F8, after: F8, plus: F8, counts: NDArray[np.intp], columns: NDArray[np.intp], values: F8
 ) -> F8:
     """max over j of (rest − j·cap) / (plus + sum of the (count − j) smallest values), at least 0; shape (C,).
 
-    `values` stand in `columns`, `counts` (C,) of them in each.
+    `values` stand in `columns`, `counts` (C,) of them in each; `after`: rest − count·cap.
     """
-    ascending = _by_column(counts, columns, values)
-    j = counts.astype(np.float64)
+    *ascending, last = _by_column(counts, columns, values)
     partial = plus
     # From the largest j down: `partial` then grows by one entry a step. Rows of 0 stand first or last, and
-    # add nothing; a j below 0 is left out.
-    best = (rest - j * cap) / partial
-    for value in ascending:
-        partial = partial + value
-        j -= value > 0.0
-        np.fmax(best, (rest - j * cap) / partial, out=best)
+    # add nothing. With the last row j is 0.
+    best = after / partial
+    if ascending:
+        j = counts.astype(np.float64)
+        for value in ascending:
+            partial = partial + value
+            j -= value > 0.0
+            np.fmax(best, (rest - j * cap) / partial, out=best)
+    np.fmax(best, rest / (partial + last), out=best)
     return _finite(best)
 
 

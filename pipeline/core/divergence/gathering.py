@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.core.divergence.lists import ALIGNED, rooms
 from pipeline.core.divergence.reading import Sent
 from schemas.columns import F8, I4, I8, NOT_LISTED, LogitColumns
+
+_CODES: Final = ("definition", "kind", "identity", "k", "source", "ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +40,19 @@ class Matched:
     @staticmethod
     def of(pairs: Sequence[tuple[Half, Half]]) -> Matched:
         """These pairs."""
-        halves = [half for arm in zip(*pairs, strict=True) for half in arm]
-        columns = [half.columns for half in halves]
-        own = list(map(id, columns))
-        by_id = dict(zip(own, columns, strict=True))
-        number = {each: at for at, each in enumerate(by_id)}
-        record = np.array([number[each] for each in own], dtype=np.int64)
-        event = np.array([half.index for half in halves], dtype=np.int64)
-        return Matched(list(by_id.values()), record.reshape(2, -1), event.reshape(2, -1))
+        number: dict[int, int] = {}
+        records: list[LogitColumns] = []
+        record: list[int] = []
+        event: list[int] = []
+        for arm in zip(*pairs, strict=True):
+            for half in arm:
+                columns = half.columns
+                at = number.setdefault(id(columns), len(records))
+                if at == len(records):
+                    records.append(columns)
+                record.append(at)
+                event.append(half.index)
+        return Matched(records, np.array(record).reshape(2, -1), np.array(event).reshape(2, -1))
 
     @property
     def n(self) -> int:
@@ -63,10 +72,10 @@ class Answers:
     length: I8
     first_entry: I8
     k: I8
-    terms: I8
+    terms: NDArray[Any]
     """(3, 2, n): definition, kind, identity. Answers are comparable if all three are equal."""
-    source: I8
-    ended: I8
+    source: NDArray[Any]
+    ended: NDArray[Any]
     eta: F8
 
 
@@ -88,22 +97,28 @@ def answers(matched: Matched) -> Answers:
         sizes = np.array([columns.n for columns in records], dtype=np.int64)
         event = event + (np.cumsum(sizes) - sizes).take(matched.record)
 
-    def column(name: str, part: slice = slice(None)) -> NDArray[Any]:
-        parts = [getattr(columns, name)[part] for columns in records]
-        return (parts[0] if len(parts) == 1 else np.concatenate(parts)).take(event)
+    def gathered(*columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """(columns, 2, n): each given record by record."""
+        flat = np.concatenate(list(chain.from_iterable(columns)))
+        return flat.reshape(len(columns), -1).take(event, axis=1)
 
-    start = column("offsets", slice(-1))
+    start, end, first_entry = gathered(
+        [columns.offsets[:-1] for columns in records],
+        [columns.offsets[1:] for columns in records],
+        [columns.entry_offsets[:-1] for columns in records],
+    )
+    codes = gathered(*([getattr(columns, name) for columns in records] for name in _CODES))
     return Answers(
         records=records,
         record=matched.record,
         start=start,
-        length=column("offsets", slice(1, None)) - start,
-        first_entry=column("entry_offsets", slice(-1)),
-        k=column("k").astype(np.int64),
-        terms=np.array([column(name) for name in ("definition", "kind", "identity")], dtype=np.int64),
-        source=column("source"),
-        ended=column("ended"),
-        eta=column("eta"),
+        length=end - start,
+        first_entry=first_entry,
+        k=codes[3].astype(np.int64),
+        terms=codes[:3],
+        source=codes[4],
+        ended=codes[5],
+        eta=gathered([columns.eta for columns in records])[0],
     )
 
 
@@ -111,8 +126,8 @@ def tokens(of: Answers, rows: I8, lengths: I8) -> Tokens:
     """The first `lengths` emitted tokens of these pairs."""
     parts: list[NDArray[Any]] = [
         columns.tokens[part]
-        for arm in (0, 1)
-        for columns, part in _pieces(of, arm, rows, of.start[arm].take(rows), lengths)
+        for arm in _pieces(of, rows, of.start.take(rows, axis=1), lengths)
+        for columns, part in arm
     ]
     first = np.zeros(of.start.shape[1], dtype=np.int64)
     first[rows] = np.cumsum(lengths) - lengths
@@ -121,7 +136,10 @@ def tokens(of: Answers, rows: I8, lengths: I8) -> Tokens:
 
 
 def sent(of: Answers, emitted: Tokens, rows: I8, stretches: I8) -> Sent:
-    """The first positions of several pairs side by side; shorter lists padded with entries not listed."""
+    """The first positions of several pairs side by side; shorter lists padded with entries not listed.
+
+    More positions follow, up to a multiple of ALIGNED: the same in both arms, and nobody's.
+    """
     starts = np.cumsum(stretches) - stretches
 
     def emitted_at(arms: I8, positions: I8) -> I4 | I8:
@@ -131,18 +149,21 @@ def sent(of: Answers, emitted: Tokens, rows: I8, stretches: I8) -> Sent:
     widths = of.k.take(rows, axis=1)
     # One row at least, so that an answer that lists nothing has something to be invalid for.
     widest = max(1, int(widths.max()))
-    pieces = [
-        _pieces(of, arm, rows, of.first_entry[arm].take(rows), stretches * widths[arm]) for arm in (0, 1)
-    ]
+    pieces = _pieces(of, rows, of.first_entry.take(rows, axis=1), stretches * widths)
     kind = np.result_type(*{columns.top_ids.dtype for arm in pieces for columns, _ in arm})
-    ids = np.empty((2, widest, int(starts[-1] + stretches[-1])), dtype=kind)
-    logprobs = np.empty(ids.shape)
+    size = int(starts[-1] + stretches[-1])
+    shape = (2, widest, -(-size // ALIGNED) * ALIGNED)
+    ids, (logprobs, room) = np.empty(shape, dtype=kind), rooms(shape)
     for arm in (0, 1):
         some_ids = [columns.top_ids[part] for columns, part in pieces[arm]]
-        _lay(some_ids, widths[arm], stretches, ids[arm], NOT_LISTED)
+        _lay(some_ids, widths[arm], stretches, ids[arm, :, :size], NOT_LISTED)
         some_logprobs = [columns.top_logprobs[part] for columns, part in pieces[arm]]
-        _lay(some_logprobs, widths[arm], stretches, logprobs[arm], -np.inf)
-    return Sent(ids, logprobs, emitted_at)
+        _lay(some_logprobs, widths[arm], stretches, logprobs[arm, :, :size], -np.inf)
+    if size < shape[2]:
+        # What fills up the last columns is as good as any list.
+        ids[:, :, size:] = np.arange(widest)[:, None]
+        logprobs[:, :, size:] = -1.0 - np.arange(widest)[:, None]
+    return Sent(ids, logprobs, room, emitted_at)
 
 
 def _lay(parts: Sequence[NDArray[Any]], widths: I8, stretches: I8, to: NDArray[Any], none: float) -> None:
@@ -151,7 +172,8 @@ def _lay(parts: Sequence[NDArray[Any]], widths: I8, stretches: I8, to: NDArray[A
     k = int(widths[0])
     if (widths == k).all():
         to[:k] = flat.reshape(-1, k).T if k else 0
-        to[k:] = none
+        if k < len(to):
+            to[k:] = none
         return
     to[:] = none
     column = entry = 0
@@ -160,14 +182,23 @@ def _lay(parts: Sequence[NDArray[Any]], widths: I8, stretches: I8, to: NDArray[A
         column, entry = column + stretch, entry + k * stretch
 
 
-def _pieces(of: Answers, arm: int, rows: I8, first: I8, sizes: I8) -> list[tuple[LogitColumns, slice]]:
-    """What these rows hold from `first` on, record by record: one piece where answers stand side by side."""
-    record, ends = of.record[arm].take(rows), first + sizes
-    breaks = ((record[1:] != record[:-1]) | (first[1:] != ends[:-1])).nonzero()[0].tolist()
-    begins, finishes = [0, *(each + 1 for each in breaks)], [*breaks, len(rows) - 1]
-    return [
-        (of.records[which], slice(begin, end))
-        for which, begin, end in zip(
-            record[begins].tolist(), first[begins].tolist(), ends[finishes].tolist(), strict=True
+def _pieces(of: Answers, rows: I8, first: I8, sizes: I8) -> list[list[tuple[LogitColumns, slice]]]:
+    """What these rows of each arm hold from `first` (2, rows) on, record by record.
+
+    One piece where answers stand side by side.
+    """
+    record, ends = of.record.take(rows, axis=1), first + sizes
+    last = (record[:, 1:] != record[:, :-1]) | (first[:, 1:] != ends[:, :-1])
+    if not last.any():
+        bounds = zip(record[:, 0].tolist(), first[:, 0].tolist(), ends[:, -1].tolist(), strict=True)
+        return [[(of.records[which], slice(begin, end))] for which, begin, end in bounds]
+    found = []
+    for in_record, begins, finishes, row in zip(record, first, ends, last, strict=True):
+        breaks = row.nonzero()[0]
+        starts = np.concatenate(([0], breaks + 1))
+        finish = finishes.take(np.concatenate((breaks, [len(rows) - 1])))
+        parts = zip(
+            in_record.take(starts).tolist(), begins.take(starts).tolist(), finish.tolist(), strict=True
         )
-    ]
+        found.append([(of.records[which], slice(begin, end)) for which, begin, end in parts])
+    return found

@@ -52,28 +52,32 @@ def join(lists: Lists) -> Joined:
     k, size = ids_p.shape
     log_ratio = lists.room[0]
     np.subtract(lists.logprobs[1], lists.logprobs[0], out=log_ratio[:k])
-    apart = _apart(ids_p, ids_q).reshape(-1)
-    entries = apart.nonzero()[0]
-    if not len(entries):
+    apart = _apart(ids_p, ids_q)
+    # Row by row: numpy finds what is rare in a row and what is common each in its own way.
+    in_rows = [row.nonzero()[0] for row in apart]
+    columns = np.concatenate(in_rows)
+    if not len(columns):
         return Joined(log_ratio, _NOTHING, _NOTHING)
+    firsts = range(0, k * size, size)
+    entries = np.concatenate([at + first for at, first in zip(in_rows, firsts, strict=True)])
     (flat_p, flat_q), (logprobs_p, logprobs_q) = lists.p.reshape(2, -1), lists.logprobs.reshape(2, -1)
-    columns = entries % size
     tokens, logprobs = ids_p.reshape(-1).take(entries), logprobs_p.take(entries)
     # Within a position, every token of Q that P lists on another row is among these entries, too.
-    found = (ids_q.take(columns, axis=1) == tokens).reshape(-1).nonzero()[0]
-    rows = found // len(entries)
-    found -= rows * len(entries)
-    rows *= size
-    rows += columns.take(found)
-    apart[rows] = False
-    n = apart.nonzero()[0]
+    hits = [(row.take(columns) == tokens).nonzero()[0] for row in ids_q]
+    found = np.concatenate(hits)
+    rows = columns.take(found)
+    rows += np.repeat(np.arange(0, k * size, size), [len(hit) for hit in hits])
+    flags = apart.reshape(-1)
+    flags[rows] = False
+    kept = flags.take(entries).nonzero()[0]
     q, ratio = np.zeros(len(entries)), np.zeros(len(entries))
     if lists.least <= PAD:
-        n = n[ids_q.reshape(-1).take(n) != NOT_LISTED]
+        kept = kept[ids_q.reshape(-1).take(entries.take(kept)) != NOT_LISTED]
         q[tokens == NOT_LISTED] = P_OF_PAD
     q[found] = flat_q.take(rows)
     ratio[found] = logprobs_q.take(rows) - logprobs.take(found)
-    only_q = Own(n, n % size, flat_q.take(n), logprobs_q.take(n))
+    n = entries.take(kept)
+    only_q = Own(n, columns.take(kept), flat_q.take(n), logprobs_q.take(n))
     m = (q == 0.0).nonzero()[0]
     in_m = entries.take(m)
     only_p = Own(in_m, columns.take(m), flat_p.take(in_m), logprobs.take(m))

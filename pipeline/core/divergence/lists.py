@@ -21,6 +21,10 @@ PAD: Final = -700.0
 """Log-probability of an entry that is none. Beside a listed one it changes no bit of a sum; two that stand
 beside each other have the ratio 1."""
 P_OF_PAD: Final = float(np.exp(PAD))
+ALIGNED: Final = 8
+"""There are always a multiple of so many columns. So rows begin where a cache line does, and `np.add.reduce`
+and `np.einsum` over a list add its rows in order: of one column alone they would add several at a time."""
+_LINE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,7 @@ class Lists:
     `ids` (2, k, T).
     `logprobs` (2, k, T): PAD where an entry is none, LEAST at least elsewhere.
     `p` (2, k + 1, T): their exponentials; the last row is free for the rest of the vocabulary.
-    `room` (4, k + 1, T): for what is made of them. One piece of memory with `p`: an allocator that has once
-    let go of it keeps as much from then on, instead of handing it back to the system after every block.
+    `room` (3, k + 1, T): for what is made of them.
     `total`, `largest`, `cap` (2, T): sum of `p`, largest log-probability, logarithm of the cap.
     `least`: no log-probability is below, PAD included.
     """
@@ -61,25 +64,44 @@ class Lists:
 
 
 def side_by_side(a: TopLists, b: TopLists) -> Lists:
-    """Both arms' lists, the shorter ones padded."""
-    shape = (2, max(len(a.ids), len(b.ids)), a.ids.shape[1])
-    ids, logprobs = np.full(shape, NOT_LISTED, dtype=np.int64), np.full(shape, PAD)
+    """Both arms' lists, the shorter ones padded, and empty ones up to a multiple of ALIGNED."""
+    size = a.ids.shape[1]
+    shape = (2, max(len(a.ids), len(b.ids)), -(-size // ALIGNED) * ALIGNED)
+    ids, (logprobs, room) = np.full(shape, NOT_LISTED, dtype=np.int64), rooms(shape)
+    logprobs[:] = PAD
+    cap = np.zeros((2, shape[2]))
     for arm, lists in enumerate((a, b)):
         none = (lists.ids == NOT_LISTED) | (lists.logprobs == -np.inf)
-        ids[arm, : len(lists.ids)] = np.where(none, NOT_LISTED, lists.ids)
-        logprobs[arm, : len(lists.ids)] = np.where(none, PAD, np.maximum(lists.logprobs, LEAST))
-    largest = np.maximum.reduce(logprobs, axis=1)
-    return ready(ids, logprobs, largest, np.maximum([a.cap, b.cap], LEAST), PAD)
+        ids[arm, : len(lists.ids), :size] = np.where(none, NOT_LISTED, lists.ids)
+        logprobs[arm, : len(lists.ids), :size] = np.where(none, PAD, np.maximum(lists.logprobs, LEAST))
+        cap[arm, :size] = np.maximum(lists.cap, LEAST)
+    return ready(ids, logprobs, room, np.maximum.reduce(logprobs, axis=1), cap, PAD)
 
 
-def ready(ids: I4 | I8, logprobs: F8, largest: F8, cap: F8, least: float) -> Lists:
-    """Everything that follows from these."""
-    _, k, size = logprobs.shape
-    room = np.empty((6, k + 1, size))
-    p = room[:2]
+def ready(ids: I4 | I8, logprobs: F8, room: F8, largest: F8, cap: F8, least: float) -> Lists:
+    """Everything that follows from these; `room` of `rooms`."""
+    p, listed = room[:2], room[:2, :-1]
     with np.errstate(over="ignore", invalid="ignore"):
-        np.exp(logprobs, out=p[:, :k])
-    return Lists(ids, logprobs, p, room[2:], sum_rows(p[:, :k]), largest, cap, least)
+        np.exp(logprobs, out=listed)
+    return Lists(ids, logprobs, p, room[2:], np.add.reduce(listed, axis=1), largest, cap, least)
+
+
+def rooms(shape: tuple[int, int, int]) -> tuple[F8, F8]:
+    """Room for log-probabilities of this shape (2, k, T), and (5, k + 1, T) for what is made of them.
+
+    Both begin where a cache line does: arithmetic that writes across lines takes twice as long. They are one
+    piece of memory: an allocator that has once let go of it keeps as much from then on, instead of handing it
+    back to the system after every block.
+    """
+    _, k, size = shape
+    entries = (2 * k + 5 * (k + 1)) * size
+    memory = np.empty(entries + _LINE // 8)
+    first = -memory.ctypes.data % _LINE // 8
+    first_after = first + 2 * k * size
+    return (
+        memory[first:first_after].reshape(shape),
+        memory[first_after : first + entries].reshape(5, k + 1, size),
+    )
 
 
 def sum_rows(rows: F8) -> F8:

@@ -23,6 +23,8 @@ class Sent:
 
     ids: I4 | I8
     logprobs: F8
+    room: F8
+    """(5, k + 1, T), for what is made of them."""
     emitted: Callable[[I8, I8], I4 | I8]
     """The tokens emitted at some of the 2 · T positions: by these arms, at these positions."""
 
@@ -40,7 +42,7 @@ def read_lists(sent: Sent, logits: Bool | None) -> tuple[Lists, Bool | None]:
     if logits is not None or not least > LEAST or sent.ids.min() <= NOT_LISTED:
         return _read_with_care(sent, logits)
     largest = logprobs[:, 0] if falling else np.maximum.reduce(logprobs, axis=1)
-    lists = ready(sent.ids, logprobs, largest, cap, least)
+    lists = ready(sent.ids, logprobs, sent.room, largest, cap, least)
     valid = None if _plainly_valid(lists) else _valid(lists, logprobs, None)
     return lists if falling else _without_strays(lists, sent.emitted), valid
 
@@ -54,7 +56,7 @@ def _read_with_care(sent: Sent, logits: Bool | None) -> tuple[Lists, Bool | None
     cap = np.minimum.reduce(np.where(none, np.inf, logprobs), axis=1)
     logprobs[none] = PAD
     ids = np.where(none, NOT_LISTED, sent.ids)
-    lists = ready(ids, logprobs, np.maximum.reduce(logprobs, axis=1), cap, PAD)
+    lists = ready(ids, logprobs, sent.room, np.maximum.reduce(logprobs, axis=1), cap, PAD)
     valid = _valid(lists, values, logits)
     return _without_strays(lists, sent.emitted), valid
 
@@ -63,8 +65,13 @@ def _plainly_valid(lists: Lists) -> bool:
     """Whether every position is beyond doubt valid, where every entry is listed and a number."""
     if lists.largest.max() > LOGPROB_SLACK or lists.total.max() > 1 + MASS_SLACK:
         return False
-    ids = lists.ids
-    return not any((ids[:, shift:] == ids[:, :-shift]).any() for shift in range(1, ids.shape[1]))
+    ids, k = lists.ids, lists.ids.shape[1]
+    same = np.empty((2, k * (k - 1) // 2, ids.shape[2]), dtype=np.bool_)
+    first = 0
+    for shift in range(1, k):
+        np.equal(ids[:, shift:], ids[:, :-shift], out=same[:, first : first + k - shift])
+        first += k - shift
+    return not same.any()
 
 
 def _valid(lists: Lists, logprobs: F8, logits: Bool | None) -> Bool:

@@ -42,9 +42,35 @@ def test_free_running_without_difference_ends_with_the_shorter_answer() -> None:
     assert (scores.positions[0], scores.agreed[0], scores.first_difference[0]) == (2, 2, -1)
 
 
-def test_forced_pairs_are_compared_everywhere() -> None:
-    scores = one(answer([1, 2, 3, 4], LIST_A), answer([1, 9, 3, 4], LIST_B, source=1))
-    assert (scores.positions[0], scores.agreed[0], scores.first_difference[0]) == (4, 1, 1)
+@pytest.mark.parametrize("scored", [[1, 2, 3, 4], [1, 2, 3], [1, 2, 3, 4, 5]])
+def test_forced_pairs_are_compared_everywhere(scored: list[int]) -> None:
+    compared = min(4, len(scored))
+    scores = one(answer([1, 2, 3, 4], LIST_A), answer(scored, LIST_B, source=1))
+    assert scores.outcome == ("scored",)
+    assert (scores.positions[0], scores.agreed[0], scores.first_difference[0]) == (compared, compared, -1)
+
+
+@pytest.mark.parametrize(
+    ("scored", "agreed"), [([9, 2, 3, 4], 0), ([1, 9, 3, 4], 1), ([1, 2, 3, 9], 3), ([1, 9], 1)]
+)
+def test_forced_with_other_tokens_than_the_baselines_is_not_compared(scored: list[int], agreed: int) -> None:
+    """What claims to be forced and is not would be scored on other prefixes: far beyond any limit, or, if
+    only the tokens that agree were kept, chosen by its agreement."""
+    scores = one(answer([1, 2, 3, 4], LIST_A), answer(scored, LIST_B, source=1))
+    assert scores.outcome == ("forced_mismatch",)
+    assert (scores.positions[0], scores.invalid[0]) == (0, 0)
+    assert scores.kl_lower[0] == scores.kl_lower_max[0] == 0
+    assert (scores.agreed[0], scores.first_difference[0]) == (agreed, agreed)
+
+
+def test_a_forced_mismatch_changes_nothing_of_the_pairs_beside_it() -> None:
+    good, bad = answer([1, 2], LIST_B, source=1), answer([1, 9], LIST_B, source=1)
+    half = Half(answer([1, 2], LIST_A), 0)
+    together = score_pairs([(half, Half(good, 0)), (half, Half(bad, 0)), (half, Half(good, 0))])
+    assert together.outcome == ("scored", "forced_mismatch", "scored")
+    alone = score_pairs([(half, Half(good, 0))])
+    assert identical(together, 0, alone, 0)
+    assert identical(together, 2, alone, 0)
 
 
 def test_only_the_compared_side_decides_whether_it_is_forced() -> None:
@@ -52,10 +78,20 @@ def test_only_the_compared_side_decides_whether_it_is_forced() -> None:
     assert scores.positions[0] == 2
 
 
-@pytest.mark.parametrize("field", ["definition", "kind", "identity"])
-def test_other_definitions_are_not_compared(field: str) -> None:
-    scores = one(answer([1], LIST_A), answer([1], LIST_B, **{field: 1}))
-    assert scores.outcome == ("definition_mismatch",)
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [
+        (("definition",), "definition_mismatch"),
+        (("kind",), "definition_mismatch"),
+        (("identity",), "identity_mismatch"),
+        (("kind", "identity"), "definition_mismatch"),
+        (("identity", "source"), "identity_mismatch"),
+    ],
+)
+@pytest.mark.parametrize("token", [1, 9])
+def test_other_definitions_are_not_compared(fields: tuple[str, ...], outcome: str, token: int) -> None:
+    scores = one(answer([1], LIST_A), answer([token], LIST_B, **dict.fromkeys(fields, 1)))
+    assert scores.outcome == (outcome,)
     assert scores.positions[0] == scores.kl_lower[0] == 0
 
 

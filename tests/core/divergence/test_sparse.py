@@ -17,11 +17,16 @@ from tests.core.divergence import dense
 from tests.core.divergence.samples import Entry, top_lists
 
 NAMES = [f.name for f in fields(Measures)]
+ROUNDING = 1e-13
+"""Far below every resolution of the wire."""
 
 
 def other_bits(found: Measures, expected: Measures) -> list[str]:
-    """Names of the measures that differ in any bit."""
-    return [n for n in NAMES if getattr(found, n).tobytes() != getattr(expected, n).tobytes()]
+    """Names of the measures that differ in any bit; of `js_lower`, by more than cancelling may leave."""
+    js = np.abs(found.js_lower - expected.js_lower) <= ROUNDING
+    others = [n for n in NAMES if n != "js_lower"]
+    differ = [n for n in others if getattr(found, n).tobytes() != getattr(expected, n).tobytes()]
+    return differ if js.all() else [*differ, "js_lower"]
 
 
 def some_list(rng: np.random.Generator, k: int) -> list[Entry]:
@@ -73,9 +78,11 @@ def test_the_comparison_sees_another_order_of_summation(monkeypatch: pytest.Monk
     a, b, eta = positions(5, 5, 5, 2000)
     expected = dense.measure(a, b, eta)
     assert other_bits(measure(a, b, eta), expected) == []
-    sum_rows = measures.sum_rows
-    monkeypatch.setattr(measures, "sum_rows", lambda rows: sum_rows(rows[..., ::-1, :]))
-    assert set(other_bits(measure(a, b, eta), expected)) == set(NAMES) - {"top1_agree"}
+    einsum = np.einsum
+    monkeypatch.setattr(
+        measures.np, "einsum", lambda over, x, y: einsum(over, x[..., ::-1, :], y[..., ::-1, :])
+    )
+    assert set(other_bits(measure(a, b, eta), expected)) == {"kl_lower", "kl_floor", "cosine"}
 
 
 def test_the_comparison_sees_lists_taken_for_equal(monkeypatch: pytest.MonkeyPatch) -> None:
