@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from pipeline.core.cell_bytes import Portion
 from pipeline.core.cells import OTHER, OVERFLOW
-from pipeline.core.claims import Claims, Members, Order, claims_of, grouped
+from pipeline.core.claims import Claims, Members, Order, claims_of, grouped, starts_of_runs
 from pipeline.core.evidence import Evidence
-from pipeline.core.histograms import Binned, Histograms, Runs, binned
+from pipeline.core.histograms import Binned, Histograms, binned, runs
 from pipeline.core.table import CellTable, Quantities, Worst
 from schemas.buckets import Population
 from schemas.columns import I8
@@ -26,6 +26,7 @@ from schemas.events import Arm
 
 CellKey: TypeAlias = tuple[Population | None, str, str]
 
+_NO_SLOTS: Final = np.zeros(0, dtype=np.int64)
 _NO_ROOM: Final = -1
 """Stands for the slot of a cell that found no room in its bucket."""
 _CELLS_AT_ONCE: Final = 1024
@@ -152,24 +153,20 @@ class Buckets:
     def _place(self, evidence: Evidence, claims: Claims) -> I8:
         """Every claim's slot; cells that are new take theirs in log order."""
         labels = [(each.name, value) for each in evidence.dimensions for value in each.values]
-        wanted = list(
-            zip(claims.second.tolist(), claims.population.tolist(), claims.label.tolist(), strict=True)
-        )
+        seconds, populations = claims.second.tolist(), claims.population.tolist()
+        wanted = [labels[label] for label in claims.label.tolist()]
         slots: list[int] = []
-        at: tuple[int, int] | None = None
-        cells: dict[tuple[str, str], int] = {}
-        for second, population, label in wanted:
-            if (second, population) != at:
-                at = second, population
-                group = self.bucket(second).groups.get(evidence.populations[population])
-                cells = group.cells if group is not None else {}
-                self._changed.add(second)
-            slots.append(cells.get(labels[label], _NO_ROOM))
+        begins = starts_of_runs(claims.second * len(evidence.populations) + claims.population)
+        for begin, end in pairwise([*begins.tolist(), len(wanted)]):
+            second = seconds[begin]
+            group = self.bucket(second).groups.get(evidence.populations[populations[begin]])
+            cells = group.cells if group is not None else {}
+            self._changed.add(second)
+            slots += [cells.get(label, _NO_ROOM) for label in wanted[begin:end]]
         found = np.array(slots, dtype=np.int64)
         for claim in claims.in_log_order(np.flatnonzero(found == _NO_ROOM)).tolist():
-            second, population, label = wanted[claim]
-            key = (evidence.populations[population], *labels[label])
-            slot = self.bucket(second).place(key, self._capacity)
+            key = (evidence.populations[populations[claim]], *wanted[claim])
+            slot = self.bucket(seconds[claim]).place(key, self._capacity)
             found[claim] = _NO_ROOM if slot is None else slot
         return found
 
@@ -201,18 +198,20 @@ class Buckets:
         """Take out all seconds up to and including `through`, ascending, in the form that travels."""
         closed = [(second, self._open[second]) for second in sorted(self._open) if second <= through]
         portions = list(self._portions(closed, changed_only=False))
-        for second, bucket in closed:
-            self._table.give_back(bucket.slots())
+        self._table.give_back(np.concatenate([_NO_SLOTS, *(bucket.slots() for _, bucket in closed)]))
+        for second, _ in closed:
             self._changed.discard(second)
             del self._open[second]
         return portions
 
-    def changed(self) -> list[Portion]:
-        """Whole cells of open seconds that changed since the last call, seconds ascending."""
-        changed = [(second, self._open[second]) for second in sorted(self._changed)]
-        portions = list(self._portions(changed, changed_only=True))
-        self._changed.clear()
-        self._table.changed[:] = False
+    def changed(self, after: int = -1) -> list[Portion]:
+        """Whole cells of open seconds that changed since they were last taken, seconds ascending.
+
+        Those of seconds up to and including `after` stay: they are taken later, or closed.
+        """
+        taken = sorted(second for second in self._changed if second > after)
+        portions = list(self._portions(((second, self._open[second]) for second in taken), changed_only=True))
+        self._changed.difference_update(taken)
         return portions
 
     def _portions(self, seconds: Iterable[tuple[int, Bucket]], *, changed_only: bool) -> Iterator[Portion]:
@@ -267,7 +266,8 @@ class _Batch:
         self._members: list[tuple[int, Population | None, int]] = []
         """Second, population, and how many cells of it follow."""
         self._slots: list[I8] = []
-        self._runs: list[Runs] = []
+        self._histograms: list[Histograms] = []
+        """Of each second; `_slots` are its cells."""
         self.cells = 0
 
     def add(self, second: int, bucket: Bucket, *, changed_only: bool) -> None:
@@ -276,20 +276,23 @@ class _Batch:
         sizes = [len(group.cells) for group in bucket.groups.values()]
         if changed_only:
             chosen = self._table.changed[slots]
-            sizes = np.diff(np.cumsum(chosen)[np.cumsum(sizes) - 1], prepend=0).tolist()
+            begins = list(accumulate(sizes[:-1], initial=0))
+            sizes = np.add.reduceat(chosen, begins, dtype=np.int64).tolist()
             slots = slots[chosen]
+            self._table.changed[slots] = False
         self._members += [
             (second, population, size) for population, size in zip(bucket.groups, sizes, strict=True)
         ]
         self._slots.append(slots)
-        self._runs.append(bucket.histograms.runs(slots, self._table.binned))
+        self._histograms.append(bucket.histograms)
         self.cells += len(slots)
 
     def portions(self) -> Iterator[Portion]:
         """All of them, in order."""
         if not self.cells:
             return
-        made = self._table.cells(np.concatenate(self._slots), self._runs)
+        histograms = runs(self._histograms, self._slots, self._table.binned)
+        made = self._table.cells(np.concatenate(self._slots), histograms)
         first = 0
         for second, population, size in self._members:
             yield from made.portions(second, population, first, first + size)

@@ -84,7 +84,7 @@ class CellBytes:
         heads: Sequence[Raw],
         counters: Sequence[tuple[str, list[int]]],
         measures: Sequence[Measured],
-        worst: Sequence[list[tuple[int, bytes]]],
+        worst: Sequence[Sequence[tuple[int, bytes]]],
     ) -> None:
         """`heads` as of `cell_head`; counters and measures by name in order; zero counters are left out."""
         self._n = len(heads)

@@ -30,4 +30,10 @@ def context_class(input_tokens: int) -> str:
     return f">{CONTEXT_LIMITS[-1]}"
 
 
+def node_and_context(value: str) -> tuple[str, str]:
+    """Node and nested context class of a `node_context` cell's value; a node's name may hold a |."""
+    node, _, nested = value.rpartition("|")
+    return node, nested
+
+
 CONTEXT_VALUES: Final[Sequence[str]] = tuple(f">{limit}" for limit in CONTEXT_LIMITS)

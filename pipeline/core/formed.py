@@ -14,15 +14,24 @@ from pipeline.core.groups import Arrival
 from schemas.buckets import Population
 
 
-class Pair(Struct, eq=False, gc=False):
-    """A formed pair: its halves, and where in the log it formed."""
+class Pairs(Struct, frozen=True, eq=False, gc=False):
+    """Pairs that formed at one place in the log, of halves that waited for each other alone."""
 
-    baseline: Arrival
-    other: Arrival
-    """The half that is compared with the baseline."""
+    baselines: list[Arrival]
+    others: list[Arrival]
+    """The half that is compared with each."""
     formed_us: int
     closed_through: int
     """Newest second that was closed then."""
+
+
+class Pair(Struct, eq=False, gc=False):
+    """A pair of a larger group: its halves, and where in the log it formed."""
+
+    baseline: Arrival
+    other: Arrival
+    formed_us: int
+    closed_through: int
     control: Pair | None = None
     """Canary: the control's pair, where it was formed before."""
     kl_lower: int | None = None
@@ -46,4 +55,9 @@ class Count(Struct, frozen=True, eq=False, gc=False):
     n: int
 
 
-Formed: TypeAlias = Pair | Excess | Count
+Formed: TypeAlias = Pairs | Pair | Excess | Count
+
+
+def rows_of(formed: Formed) -> int:
+    """How many rows of evidence it makes."""
+    return len(formed.baselines) if isinstance(formed, Pairs) else 1

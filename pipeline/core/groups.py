@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from pipeline.core.texts import DIGEST_BYTES, Texts, digests
-from schemas.columns import BASELINE, CANARY, CONTROL, I8, Bool, Decoded, LogitColumns
+from schemas.columns import BASELINE, CANARY, CONTROL, I8, Decoded, LogitColumns
 from schemas.events import ARMS
 
 GroupKey: TypeAlias = bytes
@@ -36,6 +36,12 @@ ANONYMOUS_MEMORY: Final = 1
 """How many join timeouts a key is remembered after it came."""
 _ANONYMOUS_BYTES: Final = DIGEST_BYTES + 16
 _NAMED_BYTES: Final = _ANONYMOUS_BYTES + 16
+
+
+class Unmet(Struct, gc=False):
+    """How many of the keys that a record opened were not met by the other half of theirs."""
+
+    n: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +66,7 @@ class Halves:
     """Bit mask of the arm, over that of the two arms of its group; 0 for a half of any other group."""
     wants: list[int]
     """What the other half of such a group offers."""
+    unmet: Unmet
 
 
 Arrival: TypeAlias = tuple[Halves, int]
@@ -68,10 +75,10 @@ Arrival: TypeAlias = tuple[Halves, int]
 
 def halves_of(decoded: Decoded[LogitColumns], offset: int, latest_us: int, moment: Moment) -> Halves:
     """A record's halves; completions are cut at `latest_us`."""
-    columns, keys = decoded.columns, group_keys(decoded.columns)
-    own: I8 = 1 << columns.arm.astype(np.int64)
-    arms: I8 = own | columns.expected_arms.astype(np.int64)
-    is_plain = columns.has_pair_id & ((arms == _TWO_ARMS[0]) | (arms == _TWO_ARMS[1]))
+    columns = decoded.columns
+    keys, anonymous = group_keys(columns)
+    asks = columns.arm.astype(np.intp) << len(ARMS) | columns.expected_arms
+    asks *= columns.has_pair_id
     return Halves(
         columns=columns,
         offset=offset,
@@ -79,29 +86,41 @@ def halves_of(decoded: Decoded[LogitColumns], offset: int, latest_us: int, momen
         positions=decoded.positions,
         event_us=np.minimum(columns.ts_us + columns.duration_us, latest_us),
         keys=keys,
-        anonymous=[] if columns.has_pair_id.all() else [key for key in keys if len(key) == _ANONYMOUS_BYTES],
+        anonymous=anonymous,
         arms=columns.arm.tolist(),
         expected=columns.expected_arms.tolist(),
         generations=columns.generation.tolist(),
-        offers=_pairing(arms, own, is_plain),
-        wants=_pairing(arms, arms & ~own, is_plain),
+        offers=_OFFERS.take(asks).tolist(),
+        wants=_WANTS.take(asks).tolist(),
+        unmet=Unmet(),
     )
 
 
-def _pairing(arms: I8, of: I8, is_plain: Bool) -> list[int]:
-    found: list[int] = np.where(is_plain, arms << len(ARMS) | of, 0).tolist()
-    return found
+def _pairing() -> tuple[I8, I8]:
+    """What a half offers and wants, by its arm << 3 | the arms it expects; (0, 0) stands for no pair id."""
+    offers, wants = np.zeros((2, len(ARMS), 1 << len(ARMS)), dtype=np.int64)
+    for arm in range(len(ARMS)):
+        for expected in range(1 << len(ARMS)):
+            arms = 1 << arm | expected
+            if arms in _TWO_ARMS:
+                offers[arm, expected] = arms << len(ARMS) | 1 << arm
+                wants[arm, expected] = arms << len(ARMS) | arms & ~(1 << arm)
+    return offers.ravel(), wants.ravel()
 
 
-def group_keys(columns: LogitColumns) -> list[GroupKey]:
-    """Which group each half belongs to."""
+_OFFERS, _WANTS = _pairing()
+
+
+def group_keys(columns: LogitColumns) -> tuple[list[GroupKey], list[GroupKey]]:
+    """Which group each half belongs to; and of these the ones without a pair id."""
     rollout = columns.labels["rollout"]
     rollouts = digests(Texts(rollout.values, rollout.codes.astype(np.int64)))
     parts = np.concatenate((rollouts, columns.signature, columns.pair_id), axis=1)
     keys: list[bytes] = parts.view(f"V{_NAMED_BYTES}").ravel().tolist()
-    for at in np.flatnonzero(~columns.has_pair_id).tolist():
+    unnamed: list[int] = [] if columns.has_pair_id.all() else np.flatnonzero(~columns.has_pair_id).tolist()
+    for at in unnamed:
         keys[at] = keys[at][:_ANONYMOUS_BYTES]
-    return keys
+    return keys, [keys[at] for at in unnamed]
 
 
 class Group(Struct, eq=False):
@@ -161,7 +180,10 @@ class Group(Struct, eq=False):
 
 
 class Matched(Struct, frozen=True, eq=False, gc=False):
-    """What is remembered of two halves that expected each other alone: when they came."""
+    """What is remembered of two halves that expected each other alone: when they came.
+
+    The same for all pairs of two records.
+    """
 
     first: Moment
     first_arm: int
@@ -172,6 +194,10 @@ class Matched(Struct, frozen=True, eq=False, gc=False):
 Known: TypeAlias = Group | Matched | Arrival
 """What stands under a key; an arrival is a half that waits for the only other one of its group."""
 
+_Came: TypeAlias = tuple[Moment, list[GroupKey], Unmet]
+"""Keys that a record brought. Where it opened them and all were met, all of them came again since."""
+_ANY: Final = Unmet(1)
+
 
 class Groups:
     """All groups of one source partition. Bounded: by J of log time and by bytes of further records."""
@@ -181,9 +207,9 @@ class Groups:
         self._join_timeout_us = join_timeout_us
         self._waiting_bytes = waiting_bytes
         self._known: dict[GroupKey, Known] = {}
-        self._opened: deque[tuple[Moment, list[GroupKey]]] = deque()
+        self._opened: deque[_Came] = deque()
         """By record whose time is not up: keys whose groups it opened."""
-        self._came: dict[int, deque[tuple[Moment, list[GroupKey]]]] = {
+        self._came: dict[int, deque[_Came]] = {
             _NAMED_BYTES: deque(),
             _ANONYMOUS_BYTES: deque(),
         }
@@ -195,61 +221,91 @@ class Groups:
 
         Yields each with the log time of its end: its deadline, or that of the record that was too much.
         """
+        known_by_key = self._known
         while self._opened and not self._within(1, self._opened[0][0], now):
-            opened, keys = self._opened.popleft()
-            for key in keys:
-                known = self._known[key]
+            opened, keys, unmet = self._opened.popleft()
+            for key in keys if unmet.n else ():
+                known = known_by_key[key]
                 if isinstance(known, tuple):
-                    known = self._known[key] = _group(key, known)
+                    known = known_by_key[key] = _group(key, known)
                 if isinstance(known, Group) and known.is_open:
                     self.close(known)
                     yield known, min(opened[0] + self._join_timeout_us, now[0])
         for length, times in ((_NAMED_BYTES, NAMED_MEMORY), (_ANONYMOUS_BYTES, ANONYMOUS_MEMORY)):
             came = self._came[length]
             while came and not self._within(times, came[0][0], now):
-                moment, keys = came.popleft()
-                for key in keys:
-                    # A key that came again since stands in a later entry, too.
-                    if key in self._known and _last(self._known[key]) == moment:
-                        del self._known[key]
+                moment, keys, unmet = came.popleft()
+                # A key that came again since stands in another entry, too.
+                for key in keys if unmet.n else ():
+                    held = known_by_key.get(key)
+                    if held is None:
+                        continue
+                    last = held[0].moment if isinstance(held, tuple) else held.last
+                    if last == moment:
+                        del known_by_key[key]
 
-    def meet(self, record: Halves) -> Iterator[tuple[int, Group | Arrival]]:
+    def meet(self, record: Halves) -> Iterator[tuple[list[int], list[Arrival] | Group]]:
         """Note that a record's halves came. Yields, in order, those that meet something, with what they meet.
 
-        That is the half that waited for this one alone, or else the key's group, opened if the key was not
-        seen of late. Whoever iterates deals with each before asking for the next.
+        That is, for some of them, the halves that waited for each alone; or else, for one, its key's group,
+        opened if the key was not seen of late. Whoever iterates deals with each before asking for the next.
         """
         known_by_key = self._known
-        opened: list[GroupKey] = []
         moment = record.moment
+        opened: list[GroupKey] = []
+        again: list[GroupKey] = []
+        met_at: list[int] = []
+        met: list[Arrival] = []
+        other: Halves | None = None
+        other_arms = 0
         for at, (key, offer, wanted) in enumerate(zip(record.keys, record.offers, record.wants, strict=True)):
             known = known_by_key.get(key)
             if known is None:
                 opened.append(key)
-                self._open_groups += 1
                 if offer:
                     known_by_key[key] = (record, at)
                     continue
                 group = known_by_key[key] = Group(key, moment, moment)
-                yield at, group
             elif isinstance(known, tuple) and known[0].offers[known[1]] == wanted:
                 first, first_at = known
-                known_by_key[key] = Matched(first.moment, first.arms[first_at], moment, record.arms[at])
-                self._open_groups -= 1
-                yield at, known
+                if first is not other or wanted != other_arms:
+                    other, other_arms = first, wanted
+                    matched = Matched(first.moment, first.arms[first_at], moment, record.arms[at])
+                known_by_key[key] = matched
+                first.unmet.n -= 1
+                again.append(key)
+                met_at.append(at)
+                met.append(known)
+                continue
             else:
                 group = known if isinstance(known, Group) else _group(key, known)
                 group.last = moment
                 known_by_key[key] = group
-                yield at, group
+                again.append(key)
+            if met:
+                yield met_at, met
+                self._open_groups -= len(met)
+                met_at, met = [], []
+            yield [at], group
+        if met:
+            yield met_at, met
+        self._open_groups += len(opened) - len(met)
+        self._note(record, opened, again)
+
+    def _note(self, record: Halves, opened: list[GroupKey], again: list[GroupKey]) -> None:
+        """Note which keys a record opened, and which it brought that were known."""
+        moment = record.moment
+        record.unmet.n += len(opened)
         if opened:
-            self._opened.append((moment, opened))
-        named = record.keys
+            self._opened.append((moment, opened, record.unmet))
         if record.anonymous:
-            self._came[_ANONYMOUS_BYTES].append((moment, record.anonymous))
-            named = [key for key in named if len(key) == _NAMED_BYTES]
-        if named:
-            self._came[_NAMED_BYTES].append((moment, named))
+            self._came[_ANONYMOUS_BYTES].append((moment, record.anonymous, _ANY))
+            opened = [key for key in opened if len(key) == _NAMED_BYTES]
+            again = [key for key in again if len(key) == _NAMED_BYTES]
+        if opened:
+            self._came[_NAMED_BYTES].append((moment, opened, record.unmet))
+        if again:
+            self._came[_NAMED_BYTES].append((moment, again, _ANY))
 
     def came_before(self, group: Group, identity: object, now: Moment) -> bool:
         """Note that this half came; whether the same came as long ago as its key is remembered."""
@@ -296,7 +352,7 @@ class Groups:
         """Log time since the oldest group opened that halves can still join; 0 without any."""
         waiting = (
             log_us - moment[0]
-            for moment, keys in self._opened
+            for moment, keys, _ in self._opened
             if any(_is_open(self._known[key]) for key in keys)
         )
         return next(waiting, 0)
@@ -315,10 +371,6 @@ def _group(key: GroupKey, known: Matched | Arrival) -> Group:
     group = Group(key, record.moment, record.moment)
     group.begin(known)
     return group
-
-
-def _last(known: Known) -> Moment:
-    return known[0].moment if isinstance(known, tuple) else known.last
 
 
 def _is_open(known: Known) -> bool:

@@ -149,11 +149,12 @@ class MeasureSource:
             )
         )
 
-    def take_flush(self) -> Flush:
-        """Everything new since the last flush; counts and closes what waits."""
+    def take_flush(self, *, waiting: float = 0.0) -> Flush:
+        """Everything new since the last flush; counts and closes what waits. `waiting`: as of PairSource."""
         self._close()
         finals, self._finals = self._finals, []
-        fresh = self._records.fresh(self._buckets.changed(), self._log.whole_from, self._last_offset)
+        changed = self._buckets.changed(after=self._log.flushed(waiting))
+        fresh = self._records.fresh(changed, self._log.whole_from, self._last_offset)
         return Flush(finals=finals, fresh=fresh, commit=self._log.commit())
 
     def gauges(self) -> dict[str, int]:

@@ -11,8 +11,8 @@ import numpy as np
 from pipeline.core import evidence as ev
 from pipeline.core.divergence import Matched
 from pipeline.core.evidence import Dimension
-from pipeline.core.formed import Pair
-from pipeline.core.groups import Halves
+from pipeline.core.formed import Pair, Pairs
+from pipeline.core.groups import Arrival, Halves
 from pipeline.core.texts import Texts, joined
 from schemas.buckets import Population
 from schemas.columns import ABSENT, F8, I8, U1, Bool
@@ -30,15 +30,18 @@ class Places:
     at: I8
 
     @staticmethod
-    def of(pairs: Sequence[Pair]) -> Places:
+    def of(pairs: Sequence[Pairs | Pair]) -> Places:
         """Of these pairs, in order."""
-        arrivals = [pair.baseline for pair in pairs]
-        arrivals += [pair.other for pair in pairs]
-        number: dict[Halves, int] = {}
-        record = [number.setdefault(record, len(number)) for record, _ in arrivals]
+        arrivals: list[Arrival] = []
+        for each in pairs:
+            arrivals += each.baselines if isinstance(each, Pairs) else (each.baseline,)
+        for each in pairs:
+            arrivals += each.others if isinstance(each, Pairs) else (each.other,)
+        records = [record for record, _ in arrivals]
+        number = {record: at for at, record in enumerate(dict.fromkeys(records))}
         return Places(
             list(number),
-            np.array(record, dtype=np.int64).reshape(2, -1),
+            np.array(list(map(number.__getitem__, records)), dtype=np.int64).reshape(2, -1),
             np.array([at for _, at in arrivals], dtype=np.int64).reshape(2, -1),
         )
 

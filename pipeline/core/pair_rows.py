@@ -108,14 +108,15 @@ def _batch(
     """Of the rows first..last (exclusive)."""
     columns = {name: column[first:last] for name, column in added.items()}
     coded = np.stack([columns[name] for name in _TEXTS])
-    used = np.unique(coded[coded != ABSENT])
+    is_used = np.zeros(len(texts) + 1, dtype=np.bool_)
+    is_used[coded] = True  # ABSENT is -1: the last entry
+    used = np.flatnonzero(is_used[:-1])
     place = np.full(len(texts) + 1, ABSENT, dtype=np.int64)
     place[used] = np.arange(len(used))
     numbers = dict(zip(_TEXTS, place[coded], strict=True)) | {name: columns[name] for name in _NUMBERS}
     held: dict[str, list[Any]] = {name: values.tolist() for name, values in numbers.items()}
     for name in _MAY_BE_ABSENT:
-        if (numbers[name] == ABSENT).any():
-            held[name] = [None if value == ABSENT else value for value in held[name]]
+        held[name] = _where(numbers[name] != ABSENT, held[name])
     ended: tuple[bool | None, ...] = (False, True, None)  # ABSENT is -1: the last entry
     held["ended_together"] = [ended[each] for each in columns["ended_together"].tolist()]
     held["signature"] = sixteen_bytes(columns["signature"])
@@ -134,4 +135,6 @@ def _batch(
 def _where(present: NDArray[np.bool_], values: list[Any]) -> list[Any]:
     if present.all():
         return values
+    if not present.any():
+        return [None] * len(values)
     return [value if known else None for value, known in zip(values, present.tolist(), strict=True)]

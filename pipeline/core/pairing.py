@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Final
 
 from pipeline.core.buckets import Buckets
 from pipeline.core.divergence import score_matched
 from pipeline.core.evidence import SECOND_US, Evidence, or_none
 from pipeline.core.flushing import Records
-from pipeline.core.formed import Count, Excess, Formed, Pair
+from pipeline.core.formed import Count, Excess, Formed, Pair, Pairs, rows_of
 from pipeline.core.groups import Arrival, Group, GroupKey, Groups, Halves, halves_of
 from pipeline.core.measuring import reported_drops
 from pipeline.core.pair_rows import PairRows
@@ -78,6 +79,7 @@ class PairSource:
         self._formed: dict[GroupKey, dict[int, Pair]] = {}
         """Pairs of open groups by arm, for the paired difference of canary and control."""
         self._pending: list[Formed] = []
+        self._rows_pending = 0
         self._settled_bytes = 0
         """Bytes read when there was nothing left to settle."""
         self._rows = PairRows()
@@ -105,7 +107,7 @@ class PairSource:
                 self._count_drops(decoded.header)
             self._join(halves_of(decoded, meta.offset, meta.append_us + EVENT_AHEAD_US, now))
         waited_bytes = self._log.bytes_read - self._settled_bytes
-        if len(self._pending) >= PAIRS_AT_ONCE or waited_bytes >= BYTES_AT_ONCE:
+        if self._rows_pending >= PAIRS_AT_ONCE or waited_bytes >= BYTES_AT_ONCE:
             settle_together([self])
 
     @property
@@ -115,7 +117,7 @@ class PairSource:
 
     def hand_over(self) -> Waiting:
         """What waits: to be settled and counted before anything further is read."""
-        pending, self._pending = self._pending, []
+        pending, self._pending, self._rows_pending = self._pending, [], 0
         return Waiting(pending, self._log.whole_from, self._rows)
 
     def count(self, evidence: Evidence) -> None:
@@ -127,9 +129,14 @@ class PairSource:
         self._settled_bytes = self._log.bytes_read
         self._finals += self._records.close(self._buckets, self._log)
 
-    def take_flush(self) -> Flush:
-        """Everything new since the last flush; scores and closes what waits."""
+    def take_flush(self, *, waiting: float = 0.0) -> Flush:
+        """Everything new since the last flush; scores and closes what waits here.
+
+        `waiting`: records that wait to be read, over those read since the last flush. Seconds that they will
+        close, if log time goes on as it did, have no fresh cells: their final is there as soon.
+        """
         settle_together([self])
+        changed = self._buckets.changed(after=self._log.flushed(waiting))
         finals, self._finals = self._finals, []
         pairs: list[PairBatch] = []
         due = self._log.log_us - self._rows_left_us >= self._rows_every_us
@@ -138,7 +145,7 @@ class PairSource:
             self._rows, self._rows_left_us = PairRows(), self._log.log_us
         return Flush(
             finals=finals,
-            fresh=self._records.fresh(self._buckets.changed(), self._log.whole_from, self._last_offset),
+            fresh=self._records.fresh(changed, self._log.whole_from, self._last_offset),
             pairs=pairs,
             # A commit says that all that was read is said.
             commit=None if len(self._rows) else self._log.commit(),
@@ -151,7 +158,7 @@ class PairSource:
             "remembered_groups": self._groups.remembered,
             "oldest_wait_us": self._groups.oldest_wait_us(self._log.log_us),
             "waiting_bytes": self._groups.waiting_bytes(self._log.bytes_read),
-            "pairs_waiting": len(self._pending),
+            "pairs_waiting": self._rows_pending,
             "pair_rows": len(self._rows),
             "open_seconds": self._buckets.open_seconds,
             "cells": self._buckets.cells_held,
@@ -168,14 +175,17 @@ class PairSource:
         return self._buckets.counted
 
     def _join(self, record: Halves) -> None:
-        log_us = record.moment[0]
+        log_us, arms = record.moment[0], record.arms
         for at, met in self._groups.meet(record):
             if isinstance(met, Group):
-                self._take_in(met, (record, at))
-            elif record.arms[at] == BASELINE:
-                self._form((record, at), met, log_us)
-            else:
-                self._form(met, (record, at), log_us)
+                self._take_in(met, (record, at[0]))
+            elif self._can_matter(log_us):
+                here = list(zip(repeat(record), at))
+                is_baseline = [arms[each] == BASELINE for each in at]
+                halves = list(zip(is_baseline, here, met, strict=True))
+                baselines = [new if first else old for first, new, old in halves]
+                others = [old if first else new for first, new, old in halves]
+                self._put(Pairs(baselines, others, log_us, self._log.closed_through))
 
     def _take_in(self, group: Group, arrival: Arrival) -> None:
         record, at = arrival
@@ -241,20 +251,26 @@ class PairSource:
                 self._count(self._log.log_us, population, "dropped", n)
 
     def _count(self, log_us: int, population: Population, name: str, n: int) -> None:
-        self._pending.append(Count(log_us // SECOND_US, population, name, n))
+        self._put(Count(log_us // SECOND_US, population, name, n))
 
-    def _form(self, baseline: Arrival, other: Arrival, log_us: int) -> Pair | None:
-        # A pair can matter to seconds up to J + 5 s after it: with its control, which may come J later.
-        if log_us + self._join_timeout_us + EVENT_AHEAD_US < self._log.whole_from * SECOND_US:
-            return None
-        pair = Pair(baseline, other, log_us, self._log.closed_through)
-        self._pending.append(pair)
-        return pair
+    def _put(self, formed: Formed) -> None:
+        self._pending.append(formed)
+        self._rows_pending += rows_of(formed)
+
+    def _can_matter(self, log_us: int) -> bool:
+        """Whether a pair that forms now can count in a second that was seen whole.
+
+        It can matter to seconds up to J + 5 s after it: with its control, which may come J later.
+        """
+        return log_us + self._join_timeout_us + EVENT_AHEAD_US >= self._log.whole_from * SECOND_US
 
     def _compare(self, group: Group, baseline: Arrival, arm: int, log_us: int) -> None:
         """Form a pair of a group; with the other comparison formed, too, their difference."""
-        pair = self._form(baseline, group.halves[arm], log_us)
-        if pair is None or not group.compares_two:
+        if not self._can_matter(log_us):
+            return
+        pair = Pair(baseline, group.halves[arm], log_us, self._log.closed_through)
+        self._put(pair)
+        if not group.compares_two:
             return
         formed = self._formed.setdefault(group.key, {})
         formed[arm] = pair
@@ -264,7 +280,7 @@ class PairSource:
                 canary.control = control
             second = self._second(max(_event_us(canary), _event_us(control)), log_us, group)
             if second is not None:
-                self._pending.append(Excess(canary, control, second))
+                self._put(Excess(canary, control, second))
 
     def _second(self, event_us: int, formed_us: int, group: Group) -> int | None:
         """The bucket of a difference that was complete then and formed now; None if that is closed.

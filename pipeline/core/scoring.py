@@ -14,7 +14,7 @@ from pipeline.core.bins import EXCESS_SHIFT, SCORE_MAX
 from pipeline.core.cells import ALL
 from pipeline.core.divergence import ESTIMATOR, Matched, PairScores
 from pipeline.core.evidence import SECOND_US, Dimension, Evidence
-from pipeline.core.formed import Count, Excess, Formed, Pair
+from pipeline.core.formed import Count, Excess, Formed, Pair, Pairs, rows_of
 from pipeline.core.pair_labels import PairLabels, Places
 from pipeline.core.pair_rows import RENORMALISED, SCORES, Column, PairRows
 from schemas.buckets import SCORE_ONE, Population
@@ -49,12 +49,13 @@ def settle(waiting: Sequence[Waiting], score: Scorer) -> list[Evidence]:
     Together, as a call of numpy costs about the same for a few pairs and for a hundred.
     """
     items = [each.items for each in waiting]
-    pairs_of = [[item for item in held if isinstance(item, Pair)] for held in items]
+    pairs_of = [[item for item in held if isinstance(item, Pairs | Pair)] for held in items]
     pairs = list(chain.from_iterable(pairs_of))
     places = Places.of(pairs)
     scores = score(places.matched)
     units = {name: to_units(getattr(scores, name)) for name in SCORES}
-    _tell_scores(pairs, scores, units["kl_lower"])
+    formed = _FormedPairs.of(pairs)
+    _tell_scores(formed, scores, units["kl_lower"])
     excesses: list[Excess] = []
     if len(pairs) < sum(map(len, items)):
         # Only now is it known which differences there are: a pair that has no score leaves none.
@@ -69,7 +70,7 @@ def settle(waiting: Sequence[Waiting], score: Scorer) -> list[Evidence]:
         labels = PairLabels(places)
     rows = _Rows(list(chain.from_iterable(items)), labels)
     if labels is not None:
-        scored = _Scored(pairs, scores, units, labels)
+        scored = _Scored(formed, scores, units, labels)
         rows.add_pairs(scored)
         rows.add_excesses(excesses)
         for (first, last), each in zip(_bounds(pairs_of), waiting, strict=True):
@@ -82,17 +83,39 @@ def settle(waiting: Sequence[Waiting], score: Scorer) -> list[Evidence]:
 
 
 def _bounds(parts: Sequence[Sequence[Formed]]) -> Iterator[tuple[int, int]]:
-    """Where each of these begins and ends when they stand one after the other."""
-    ends = accumulate(map(len, parts), initial=0)
+    """Where the rows of each of these begin and end when they stand one after the other."""
+    ends = accumulate((sum(map(rows_of, part)) for part in parts), initial=0)
     return pairwise(ends)
 
 
-def _tell_scores(pairs: Sequence[Pair], scores: PairScores, kl_lower: I8) -> None:
+@dataclass(frozen=True, slots=True)
+class _FormedPairs:
+    """Where in the log n pairs formed, and which of them may be compared with another; arrays (n,)."""
+
+    formed_us: I8
+    closed_through: I8
+    grouped: list[tuple[int, Pair]]
+    """Row and pair, of the pairs of larger groups."""
+
+    @staticmethod
+    def of(pairs: Sequence[Pairs | Pair]) -> _FormedPairs:
+        """These pairs, in order."""
+        sizes = list(map(rows_of, pairs))
+        begins = accumulate(sizes, initial=0)
+        formed_us: I8 = np.array([each.formed_us for each in pairs], dtype=np.int64)
+        closed_through: I8 = np.array([each.closed_through for each in pairs], dtype=np.int64)
+        return _FormedPairs(
+            formed_us.repeat(sizes),
+            closed_through.repeat(sizes),
+            [(row, each) for row, each in zip(begins, pairs, strict=False) if isinstance(each, Pair)],
+        )
+
+
+def _tell_scores(formed: _FormedPairs, scores: PairScores, kl_lower: I8) -> None:
     """Tell each pair that may be compared with another its score."""
-    comparable = ((scores.positions > 0) & ~scores.renormalised).tolist()
-    for pair, score, known in zip(pairs, kl_lower.tolist(), comparable, strict=True):
-        if known:
-            pair.kl_lower = score
+    for row, pair in formed.grouped:
+        if scores.positions[row] > 0 and not scores.renormalised[row]:
+            pair.kl_lower = int(kl_lower[row])
 
 
 def _is_difference(item: Excess) -> bool:
@@ -103,19 +126,18 @@ class _Scored:
     """Pairs with their scores; arrays have one entry per pair."""
 
     def __init__(
-        self, pairs: Sequence[Pair], scores: PairScores, units: Mapping[str, I8], labels: PairLabels
+        self, formed: _FormedPairs, scores: PairScores, units: Mapping[str, I8], labels: PairLabels
     ) -> None:
         """`labels`: of these pairs, and then of others."""
-        self.pairs = pairs
+        self.formed_us = formed.formed_us
         self.scores = scores
         self.units = units
         self._labels = labels
         self.has_score: Bool = scores.positions > 0
-        self.formed_us: I8 = np.array([pair.formed_us for pair in pairs], dtype=np.int64)
-        closed_through: I8 = np.array([pair.closed_through for pair in pairs], dtype=np.int64)
-        n = len(pairs)
+        n = len(formed.formed_us)
+        self._controls = _controls(formed.grouped, n)
         named, own = labels.has_pair_id[:n], labels.event_us[:n] // SECOND_US
-        self.late: Bool = named & (own <= closed_through)
+        self.late: Bool = named & (own <= formed.closed_through)
         # Halves without a pair id pair at their deadline, and count in that second of log time.
         judged = self.has_score & ~self.late
         self.second: I8 = np.where(named & judged, own, self.formed_us // SECOND_US)
@@ -123,7 +145,7 @@ class _Scored:
 
     def names(self) -> list[bytes]:
         """What the pairs are called."""
-        return self._labels.names(np.arange(len(self.pairs)))
+        return self._labels.names(np.arange(len(self.formed_us)))
 
     def add_to(self, found: PairRows, first: int, last: int, whole_from: int) -> None:
         """Add those of the pairs first..last (exclusive) that have a score and formed from this second on."""
@@ -137,7 +159,6 @@ class _Scored:
     def _rows(self, at: I8) -> dict[str, Column]:
         """Those pairs as columns of PairBatch."""
         labels, scores = self._labels, self.scores
-        pairs = [self.pairs[row] for row in at.tolist()]
         return {
             "rollout": labels.rollout[at],
             "model_version": labels.model_version[at],
@@ -162,33 +183,38 @@ class _Scored:
             "ended_together": scores.ended_together[at],
             "late": self.late[at],
             **{name: units[at] for name, units in self.units.items()},
-            **_controls(pairs),
+            **{name: values[at] for name, values in self._controls.items()},
         }
 
 
-def _controls(pairs: Sequence[Pair]) -> dict[str, I8 | Bool]:
-    """Scores of the controls that were known when these were scored, and which were."""
-    controls, known = np.zeros(len(pairs), dtype=np.int64), np.zeros(len(pairs), dtype=np.bool_)
-    for at, pair in enumerate(pairs):
+def _controls(grouped: Sequence[tuple[int, Pair]], n: int) -> dict[str, I8 | Bool]:
+    """Scores of the controls that were known when n pairs were scored, and which were."""
+    controls, known = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.bool_)
+    for row, pair in grouped:
         control = pair.control
         if control is not None and control.kl_lower is not None and pair.kl_lower is not None:
-            controls[at], known[at] = control.kl_lower, True
+            controls[row], known[row] = control.kl_lower, True
     return {"control_kl_lower": controls, "has_control": known}
+
+
+_KIND: Final[dict[type, type]] = {Pairs: Pair, Pair: Pair, Excess: Excess, Count: Count}
 
 
 def _places(items: Sequence[Formed]) -> dict[type, I8]:
     """Which rows are of what kind."""
-    places: dict[type, list[int]] = {Pair: [], Excess: [], Count: []}
-    for at, item in enumerate(items):
-        places[type(item)].append(at)
-    return {kind: np.array(found, dtype=np.int64) for kind, found in places.items()}
+    kinds = [_KIND[type(item)] for item in items]
+    sizes = list(map(rows_of, items))
+    return {
+        kind: np.flatnonzero(np.repeat([each is kind for each in kinds], sizes))
+        for kind in (Pair, Excess, Count)
+    }
 
 
 class _Rows:
     """One row of evidence per item, in log order."""
 
     def __init__(self, items: Sequence[Formed], labels: PairLabels | None) -> None:
-        self._n = len(items)
+        self._n = sum(map(rows_of, items))
         self._labels = labels
         self._at = _places(items)
         self._pair: I8 = np.zeros(self._n, dtype=np.int64)

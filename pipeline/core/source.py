@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pipeline.core.bins import BIN_LAYOUT
+from pipeline.core.divergence import KERNEL
 from pipeline.core.evidence import SECOND_US
 from schemas.pairs import PairBatch
 from schemas.topics import GATING_PARTITIONS
@@ -30,7 +31,7 @@ HALF_BYTES: Final = 1_536
 BYTES_AT_ONCE: Final = 32 << 20
 """What waits to be counted holds its records: it waits for at most this many bytes of the log."""
 _INDEX_STEP_US: Final = 250_000
-_CONTENT_RULES: Final = 3
+_CONTENT_RULES: Final = 5
 """Raised whenever the meaning of a bucket's content changes, so that the settings hash does."""
 
 
@@ -63,10 +64,11 @@ class ContentSettings:
 
     @property
     def hash(self) -> str:
-        """16 hex digits over every setting that shapes content, and the bin layout."""
+        """16 hex digits over every setting that shapes content, the bin layout, and what scores pairs."""
         shaping = (
             _CONTENT_RULES,
             BIN_LAYOUT,
+            KERNEL,
             self.lateness_us,
             self.join_timeout_us,
             self.cells_per_bucket,
@@ -121,6 +123,8 @@ class LogPosition:
         self._index: deque[tuple[int, int]] = deque()
         self._committed: int | None = None
         self._hole: tuple[int, int] | None = None
+        self._flushed_us: int | None = None
+        """Log time at the last flush."""
         self.holes = 0
         self.next_offset: int | None = None
         self.log_us = -1
@@ -151,11 +155,25 @@ class LogPosition:
             self.log_us = append_us
             if not self._index or append_us >= self._index[-1][1] + _INDEX_STEP_US:
                 self._index.append((offset, append_us))
-            # Strictly past the end of the second plus lateness, so that an event at exactly that time enters.
-            closed_through = max(-(-(append_us - self._lateness_us) // SECOND_US) - 2, -1)
+            closed_through = self._closed_at(append_us)
             if closed_through > self.closed_through:
                 self.closed_through, self.closing_offset = closed_through, offset
         return True
+
+    def _closed_at(self, log_us: int) -> int:
+        """Newest second that is closed at this log time; −1 for none."""
+        # Strictly past the end of the second plus lateness, so that an event at exactly that time enters.
+        return max(-(-(log_us - self._lateness_us) // SECOND_US) - 2, -1)
+
+    def flushed(self, waiting: float) -> int:
+        """Take note of a flush; the newest second that will be closed once what waits is read.
+
+        `waiting`: records that wait, over those read since the last flush. Log time is taken to go on with
+        them as it did, and no further than since the last flush.
+        """
+        moved_us = 0 if self._flushed_us is None else self.log_us - self._flushed_us
+        self._flushed_us = self.log_us
+        return self._closed_at(self.log_us + int(moved_us * min(waiting, 1.0)))
 
     def accepts(self, second: int) -> bool:
         """Whether an event of this second may enter its bucket at the present log time."""

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Raw
 
 from pipeline.core.cell_bytes import CellBytes, Measured, cell_head
+from pipeline.core.cells import worst_of
 from pipeline.core.claims import Members, Order
 from pipeline.core.histograms import Measures, Runs, keeps_histogram
 from schemas.buckets import WORST_KEPT
@@ -105,13 +106,13 @@ class CellTable:
         self._greatest: I8 = np.zeros((0, 0), dtype=np.int64)
         self._heads: list[Raw] = []
         """How the encoding of each slot's cell begins."""
-        self._worst: list[list[tuple[int, bytes]]] = []
+        self._worst: list[Sequence[tuple[int, bytes]]] = []
         """Never changed in place."""
         self._enough: I8 = np.zeros(0, dtype=np.int64)
         """Score below which a row is not among the cell's worst: of the last one kept, once all are taken."""
         self._free: list[int] = []
         self.changed: Bool = np.zeros(0, dtype=np.bool_)
-        """Slots added to since this was last cleared."""
+        """Slots added to since they were last taken out as changed."""
 
     def take(self, dimension: str, value: str) -> int:
         """A slot for a new cell; all zero."""
@@ -128,9 +129,10 @@ class CellTable:
         self._greatest[slots] = _SMALLEST
         self._enough[slots] = _SMALLEST
         self.changed[slots] = False
-        for slot in slots.tolist():
-            self._worst[slot] = []
-            self._free.append(slot)
+        given_back = slots.tolist()
+        for slot in given_back:
+            self._worst[slot] = ()
+        self._free += given_back
 
     def add(self, quantities: Quantities, members: Members, slots: I8) -> None:
         """Add rows: those of group i to `slots[i]`; slots are distinct."""
@@ -163,28 +165,28 @@ class CellTable:
         candidates = rows.take(top, mode="clip")
         candidates[(top < starts[near]) | ~worst.present[candidates]] = len(worst.entries)
         entries = [*worst.entries, None]
-        full, enough = [], []
-        for slot, *best in zip(slots[near].tolist(), *candidates.tolist(), strict=True):
-            kept = [entry for row in best if (entry := entries[row]) is not None]
-            if held := self._worst[slot]:
-                kept += held
-                kept.sort(reverse=True)
-                del kept[WORST_KEPT:]
-            self._worst[slot] = kept
-            if len(kept) == WORST_KEPT:
-                full.append(slot)
-                enough.append(kept[-1][0])
-        self._enough[full] = enough
+        slots = slots[near]
+        full = candidates[-1] < len(worst.entries)
+        self._enough[slots[full]] = worst.scores[candidates[-1, full]]
+        best_of = zip(*(map(entries.__getitem__, each) for each in candidates.tolist()), strict=True)
+        for slot, best in zip(slots.tolist(), best_of, strict=True):
+            held = self._worst[slot]
+            if not held and best[-1] is not None:
+                self._worst[slot] = best
+            else:
+                self._worst[slot] = kept = worst_of((*filter(None, best), *held))
+                if len(kept) == WORST_KEPT:
+                    self._enough[slot] = kept[-1][0]
 
-    def cells(self, slots: I8, runs: Sequence[Runs]) -> CellBytes:
+    def cells(self, slots: I8, runs: Runs) -> CellBytes:
         """The form that travels: names in order, zero counters and empty measures left out.
 
-        `runs`, one after the other, are the histograms of `slots`.
+        `runs`: the histograms of `slots`, of what is `binned`.
         """
         added = self._added.take(slots, axis=0).T.tolist()
         least = self._least.take(slots, axis=0).T.tolist()
         greatest = self._greatest.take(slots, axis=0).T.tolist()
-        histograms = {name: _joined(runs, number) for number, name in enumerate(self.binned)}
+        histograms = {name: runs.lists(number) for number, name in enumerate(self.binned)}
         held = slots.tolist()
         return CellBytes(
             [self._heads[slot] for slot in held],
@@ -237,7 +239,7 @@ class CellTable:
         self._enough = _longer(self._enough, more, _SMALLEST)
         self.changed = np.concatenate((self.changed, np.zeros(more, dtype=np.bool_)))
         self._heads += (Raw() for _ in range(more))
-        self._worst += ([] for _ in range(more))
+        self._worst += [()] * more
         self._free += range(size + more - 1, size - 1, -1)
 
 
@@ -257,13 +259,3 @@ def _spread(rows: I8, at: list[int], matrix: I8, neutral: int) -> I8:
 def _longer(matrix: I8, more: int, value: int) -> I8:
     added: I8 = np.full((more, *matrix.shape[1:]), value, dtype=np.int64)
     return np.concatenate((matrix, added))
-
-
-def _joined(runs: Sequence[Runs], quantity: int) -> tuple[list[list[int]], list[list[int]]]:
-    """One quantity's bins and counts of all cells."""
-    bins, counts = [], []
-    for each in runs:
-        more = each.lists(quantity)
-        bins += more[0]
-        counts += more[1]
-    return bins, counts

@@ -182,6 +182,18 @@ def test_changed_cells_come_once_and_whole() -> None:
     assert {c.value: c.counters["requests"] for c in second.contents[0].cells} == {"": 3, "y": 2}
 
 
+def test_what_changed_in_a_second_that_is_left_out_comes_later_or_with_its_close() -> None:
+    buckets = Buckets(100)
+    buckets.add(rows([(5, "a", "x"), (6, "a", "x"), (7, "a", "x")]))
+    assert [second.second for second in read(buckets.changed(after=6))] == [7]
+    buckets.add(rows([(6, "a", "x")]))
+    assert [second.second for second in read(buckets.close(5))] == [5]
+    (second,) = read(buckets.changed())
+    assert second.second == 6
+    assert {c.value: c.counters["requests"] for c in second.contents[0].cells} == {"": 2, "x": 2}
+    assert buckets.changed() == []
+
+
 @pytest.mark.parametrize("tokens", [512, 513, 8193])
 def test_contexts_are_nested(tokens: int) -> None:
     node = Dimension("node", ("n",), np.zeros(1, dtype=np.int64))

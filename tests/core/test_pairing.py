@@ -89,6 +89,18 @@ def test_both_halves_make_a_pair_in_the_second_of_the_later_completion() -> None
     assert cells["all", ""]["worst"] == [(batch.kl_lower[0], batch.pair_id[0])]
 
 
+@pytest.mark.parametrize(("waiting", "has_fresh"), [(0.0, True), (0.9, True), (1.0, False), (9.0, False)])
+def test_a_second_that_what_waits_will_close_has_no_fresh_cells(waiting: float, has_fresh: bool) -> None:
+    log = Log()
+    log.append(T + S, half("baseline"), half("canary"))
+    assert log.source.take_flush(waiting=waiting).fresh, "log time was not seen to move"
+    log.append(T + 2 * S + 1, half("baseline", pair_id="q"), half("canary", pair_id="q"))
+    assert bool(log.source.take_flush(waiting=waiting).fresh) == has_fresh
+    if not has_fresh:
+        assert log.source.take_flush(waiting=waiting).fresh, "log time stands still: what waits does not come"
+    assert log.counters() == {(0, CANARY): {"pairs": 2}}
+
+
 @pytest.mark.parametrize("delay_us", [J, J + 1])
 def test_a_half_waits_exactly_j(delay_us: int) -> None:
     log = Log()
@@ -229,6 +241,13 @@ def test_another_definition_is_not_compared() -> None:
     log = Log()
     log.append(T + S, half("baseline"), half("canary", definition="processed"))
     assert log.counters() == {(1, CANARY): {"unmatched.definition_mismatch": 1}}
+    assert log.pairs == []
+
+
+def test_a_wrong_claim_of_forced_tokens_is_counted_and_not_compared() -> None:
+    log = Log()
+    log.append(T + S, half("baseline"), half("canary", 2, source="forced"))
+    assert log.counters() == {(1, CANARY): {"unmatched.forced_mismatch": 1}}
     assert log.pairs == []
 
 

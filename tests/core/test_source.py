@@ -151,6 +151,27 @@ def test_the_hash_names_what_shapes_content() -> None:
                 ContentSettings(cells_per_bucket=1).hash}) == 4  # fmt: skip
 
 
+@pytest.mark.parametrize(("moved_us", "more"), [(0, 0), (S - 1, 0), (S, 1), (S + 1, 1), (20 * S, 20)])
+def test_what_the_next_flush_will_find_closed_if_log_time_goes_on_as_before(moved_us: int, more: int) -> None:
+    log = position(lateness_s=15)
+    log.advance(0, 117 * S + 1 - moved_us, 1)
+    assert log.flushed(3.0) == log.closed_through, "it was not flushed before: nothing is expected"
+    log.advance(1, 117 * S + 1, 1)
+    assert (log.closed_through, log.flushed(3.0)) == (101, 101 + more)
+    assert log.flushed(3.0) == log.closed_through, "it stands still"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "more"), [(0.0, 0), (0.09, 0), (0.1, 1), (0.55, 5), (1.0, 10), (7.0, 10)]
+)
+def test_what_waits_closes_no_more_than_its_share_of_what_was_read(waiting: float, more: int) -> None:
+    log = position(lateness_s=15)
+    log.advance(0, 107 * S + 1, 1)
+    log.flushed(0.0)
+    log.advance(1, 117 * S + 1, 1)
+    assert log.flushed(waiting) == log.closed_through + more
+
+
 def portions_of_size(cells: int) -> list[Portion]:
     """Three seconds of two roll-outs with many cells, ten to a portion."""
     measure = Distribution(100, 10**9, 1, 10**7, list(range(100)), [1] * 100)

@@ -9,20 +9,24 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct
 
 from pipeline.core.gate.progress import Progress, RuleProgress, UnknownSeconds
-from pipeline.core.gate.sources import Why
+from pipeline.core.gate.sources import OTHERWISE, Why
 from schemas.control import RolloutState
 
 Code: TypeAlias = Literal[
-    "retired", "final", "gate_away", "blind", "lease_over", "paused", "not_judged", "no_canary_traffic",
-    "too_few_samples", "unknown_seconds", "over_limit", "coverage", "error", "settling", "too_few_pairs",
-    "nothing_enforces", "manual",
+    "retired", "final", "gate_away", "blind", "lease_over", "paused", "narrowed", "not_judged",
+    "no_canary_traffic", "too_few_samples", "unknown_seconds", "over_limit", "coverage", "error", "settling",
+    "too_few_pairs", "too_little_evidence", "nothing_enforces", "manual",
 ]  # fmt: skip
 
+SAME_SETTINGS: Final = (
+    "give all workers the same `content` section and release, and all of them the scoring kernel or none"
+)
+"""Remedy where seconds were made otherwise. Workers: the gate, too, and where this is read."""
 NAMED: Final = 3
 """Sources that a sentence names."""
 BECAUSE: Final[dict[Why, str]] = {
     "warming_up": "its worker began too late to see them whole",
-    "other_settings": "closed with other content settings than the gate's",
+    "other_settings": OTHERWISE,
     "not_retained": "no longer kept by the broker",
     "waited_too_long": "they waited too long for other sources",
     "not_closed": "not closed yet",
@@ -87,7 +91,9 @@ def _unseen(told: Told, now_us: int) -> Iterable[Obstacle]:
         yield Obstacle(
             code="blind",
             sentence=told.blind,
-            remedy="`klaxon worker pair` closes klaxon.logits, `klaxon worker measure` the others: start the"
+            remedy=SAME_SETTINGS
+            if OTHERWISE in told.blind
+            else "`klaxon worker pair` closes klaxon.logits, `klaxon worker measure` the others: start the"
             " one that is missing, or wait while it catches up",
         )
     if told.lease_until_us is not None and (over_us := now_us - told.lease_until_us) > 0:
@@ -101,6 +107,15 @@ def _unseen(told: Told, now_us: int) -> Iterable[Obstacle]:
 
 
 def _paused(told: Told) -> Iterable[Obstacle]:
+    if told.state == "narrowed":
+        rule = "" if told.paused_by is None else f" by {told.paused_by}"
+        yield Obstacle(
+            code="narrowed",
+            sentence=f"it is narrowed{rule}: a segment gets no canary, the weight holds until an operator"
+            " resumes it",
+            remedy=f"`klaxon rollout resume {told.rollout}` goes on without the segment;"
+            f" `klaxon rollout new-generation {told.rollout}` begins anew with it",
+        )
     if told.state == "paused":
         rule = "" if told.paused_by is None else f" by {told.paused_by}"
         yield Obstacle(
@@ -176,6 +191,14 @@ def _rule(rule: RuleProgress) -> Iterable[Obstacle]:
         )
     if rule.unknown:
         yield _unknown_obstacle(rule)
+    if not rule.missing and not rule.unknown and not rule.reason.startswith("over"):
+        ready = rule.ready_in_s
+        yield Obstacle(
+            code="too_little_evidence",
+            sentence=f"{rule.rule}: {rule.reason}" + (f"; {_pace(rule)}" if rule.more_pairs else ""),
+            remedy="wait" if ready is not None else "the reason says what is missing",
+            ready_in_s=ready,
+        )
 
 
 def _coverage(coverage: RuleProgress) -> Iterable[Obstacle]:
@@ -260,9 +283,7 @@ def _unknown_obstacle(rule: RuleProgress) -> Obstacle:
     return Obstacle(
         code="unknown_seconds",
         sentence=f"{rule.rule}: {_unknown(rule.unknown)}{gone}",
-        remedy="give all workers the same `content` section and release"
-        if mended
-        else "wait until they leave it",
+        remedy=SAME_SETTINGS if mended else "wait until they leave it",
         ready_in_s=ready,
     )
 

@@ -15,14 +15,20 @@ from msgspec.structs import replace
 from pipeline.core.gate.evidence import NOBODY, RolloutEvidence, Takers
 from pipeline.core.gate.intake import Contents, Intake
 from pipeline.core.gate.machine import Evidence, Kind, Outcome, judge
-from pipeline.core.gate.observed import rollout_gauges
+from pipeline.core.gate.observed import evidence_gauges, rollout_gauges
 from pipeline.core.gate.orders import Moment, Obeyed, Parser, Refused, gap, obey
-from pipeline.core.gate.outbid import Topmost, above, take_over
+from pipeline.core.gate.outbid import above
 from pipeline.core.gate.policy import Family
-from pipeline.core.gate.run import Run, every_evaluation
+from pipeline.core.gate.restart import resumed
+from pipeline.core.gate.run import Run, every_evaluation, telling
 from pipeline.core.gate.settings import Effect, GateSettings, ReadFrom
 from pipeline.core.gate.sources import Change
-from pipeline.core.gate.state import COMMAND_IDS_KEPT, PartitionMemory, StateRecord
+from pipeline.core.gate.state import (
+    COMMAND_IDS_KEPT,
+    PartitionMemory,
+    StateChange,
+    StateRecord,
+)
 from schemas.buckets import FinalBuckets, FreshCells, Population
 from schemas.control import Command, Decision, Directive, Evaluation, Inputs, Rollout
 from schemas.topics import Topic
@@ -42,7 +48,9 @@ class GateCore:
         self._intake = Intake(partition, sources, settings.settings_hash)
         self._runs: dict[str, Run] = {}
         self._commands = PartitionMemory(partition=partition, command_offset=-1, settings_hash=settings.hash)
-        self._counts = dict.fromkeys(("foreign_directives", "orphan_states", "commands_repeated"), 0)
+        self._counts = dict.fromkeys(
+            ("foreign_directives", "orphan_states", "commands_repeated", "evidence_begun_anew"), 0
+        )
 
     # --- after a restart -------------------------------------------------------------------------------
 
@@ -58,33 +66,12 @@ class GateCore:
 
         Raises PipelineError if a policy that was obeyed once cannot be read any more.
         """
-        known = {rollout.rollout: rollout for rollout in rollouts}
-        topmost: dict[str, Topmost] = {}
-        for name, directive in control:
-            topmost.setdefault(name, Topmost()).read(directive)
-        for state in states:
-            if isinstance(state, PartitionMemory):
-                self._commands = replace(state, settings_hash=self.settings.hash)
-                continue
-            rollout = known.get(state.rollout)
-            if rollout is None:
-                self._count("orphan_states")
-                continue
-            said = topmost.get(state.rollout)
-            memory, contested = take_over(state, said or Topmost())
-            if contested and said is not None:
-                self._count("foreign_directives")
-            policy = self.settings.parse_policy(rollout.policy)
-            evidence = RolloutEvidence.of(memory, rollout.spec, policy)
-            self._runs[state.rollout] = Run(
-                memory,
-                rollout.spec,
-                policy,
-                evidence,
-                said_generation=state.generation,
-                contested=contested,
-                restored_through=memory.folded,
-            )
+        found = resumed(states, control, rollouts, self.settings)
+        self._runs |= found.runs
+        if found.commands is not None:
+            self._commands = replace(found.commands, settings_hash=self.settings.hash)
+        for name, times in found.counts.items():
+            self._count(name, times)
 
     def read_from(self) -> ReadFrom:
         """Where the caller reads on after `restore`."""
@@ -238,7 +225,7 @@ class GateCore:
             run.memory = replace(run.memory, blind=self._why_blind(run, now_us), progress=progress)
             if not run.memory.blind:
                 directive = run.next_directive(self.settings, now_us, sees=True)
-            effects.append(Effect(name, directive, None, (run.memory, self._commands)))
+            effects.append(Effect(name, directive, None, self._states(run)))
         return effects
 
     def blind(self, name: str, now_us: int) -> str:
@@ -262,11 +249,9 @@ class GateCore:
 
     def gauges(self) -> dict[str, int]:
         """Sizes and counts for monitoring: everything that grows with traffic is among them."""
-        evidence = [run.evidence for run in self._runs.values()]
         return {
             "rollouts": len(self._runs),
-            "version_mismatches": sum(one.mismatched for one in evidence),
-            "scopes": sum(len(judged.window.totals) for one in evidence for judged in one.rules),
+            **evidence_gauges(self._runs.values()),
             **self._intake.gauges(),
             **self._counts,
         }
@@ -285,35 +270,28 @@ class GateCore:
         refilling = run.restored_through is not None and second <= run.restored_through
         if refilling and second < memory.folded - run.policy.reach_s:
             return []
-        pairs = run.evidence.fold(second, contents.get(memory.rollout, ()))
+        pairs = run.evidence.fold(second, contents.get(memory.rollout, ()), memory.step_start)
         if refilling:
             if second == run.restored_through:
-                run.last = self._evidence_of(run, second, now_us)  # an operator may ask before the next one
+                # An operator may ask before the next one.
+                run.judge(second, self.settings, self._intake.unknown, now_us)
             return []
         effects = self._tell_gap(run, second, now_us)
         counted = pairs if second >= memory.step_start else 0
         run.memory = replace(run.memory, folded=second, step_pairs=run.memory.step_pairs + counted)
-        run.last = self._evidence_of(run, second, now_us)
-        outcome = judge(run.memory, run.last, run.policy, run.spec, self.settings.join_timeout_s)
+        judged = run.judge(second, self.settings, self._intake.unknown, now_us)
+        outcome = judge(run.memory, judged, run.policy, run.spec, self.settings.join_timeout_s)
         run.memory = replace(outcome.memory, waiting=outcome.reason if outcome.kind is None else "")
         if outcome.kind is not None:
-            effects.append(self._conclude(run, run.last, outcome, now_us))
+            effects.append(self._conclude(run, judged, outcome, now_us))
+        if outcome.kind in ("eject", "narrow"):
+            run.evidence.leave_out(run.memory.left_out, self._intake.open_cells())
+            run.judge(second, self.settings, self._intake.unknown, now_us)
         return effects
-
-    def _evidence_of(self, run: Run, second: int, now_us: int) -> Evidence:
-        """Everything the rules say of the newest folded second."""
-        return Evidence(
-            second,
-            run.evidence.judge(self._intake.unknown),
-            run.evidence.judge_coverage(self._intake.unknown),
-            fresh=False,
-            current=self.settings.current(second, now_us),
-            complete_at=second + 1 + self.settings.lateness_s,
-        )
 
     def _conclude(self, run: Run, evidence: Evidence, outcome: Outcome, now_us: int) -> Effect:
         assert outcome.kind is not None
-        if outcome.kind in ("trip", "pause") and outcome.tripping:
+        if outcome.kind in ("trip", "pause", "eject", "narrow") and outcome.tripping:
             cause = run.evidence.cause(outcome.tripping, evidence.second, (), fresh=False)
             run.memory = replace(run.memory, cause=cause)
         inputs = self._intake.inputs_at(evidence.second, self._commands.command_offset, now_us)
@@ -355,7 +333,7 @@ class GateCore:
             command_id=command.command_id,
             reason=f"{command.command.replace('_', '-')}: {reason}",
         )
-        states: tuple[StateRecord, ...] = (self._commands,) if run is None else (run.memory, self._commands)
+        states: tuple[StateChange, ...] = (self._commands,) if run is None else self._states(run)
         return Effect(command.rollout, None, decision, states)
 
     def _enact(self, command: Command, run: Run | None, obeyed: Obeyed, now_us: int) -> Effect:
@@ -365,7 +343,15 @@ class GateCore:
         rollout = None
         if run is None or obeyed.fresh_evidence:
             evidence = RolloutEvidence.of(obeyed.memory, obeyed.spec, obeyed.policy)
-            run = Run(obeyed.memory, obeyed.spec, obeyed.policy, evidence, obeyed.memory.generation)
+            written = frozenset[str]() if run is None else run.written_rules
+            run = Run(
+                obeyed.memory,
+                obeyed.spec,
+                obeyed.policy,
+                evidence,
+                obeyed.memory.generation,
+                written_rules=written,
+            )
             self._runs[command.rollout] = run
             for family, placed in self._intake.open_cells():
                 evidence.patch(family, placed, 1)
@@ -397,17 +383,23 @@ class GateCore:
         now_us = inputs.now_us
         directive = run.next_directive(self.settings, now_us, sees=not self._why_blind(run, now_us))
         run.memory = replace(run.memory, decided_epoch=directive.epoch)
+        told = telling(evaluations)
         decision = Decision(
             kind=kind,
             directive=directive,
             inputs=inputs,
-            evaluations=evaluations,
+            evaluations=told,
+            evaluations_left_out=len(evaluations) - len(told),
             command_id=command_id,
             reason=reason,
         )
         if run.memory.final:
             run.evidence = RolloutEvidence.of(run.memory, run.spec, run.policy)
-        return Effect(run.memory.rollout, directive, decision, (run.memory, self._commands), rollout)
+        return Effect(run.memory.rollout, directive, decision, self._states(run), rollout)
+
+    def _states(self, run: Run) -> tuple[StateChange, ...]:
+        """All that is remembered with a roll-out."""
+        return (*run.records(), self._commands)
 
     def _reassert(self, run: Run, now_us: int) -> Effect:
         """The directive once more, with numbers that pass every foreign one.
@@ -427,7 +419,7 @@ class GateCore:
                 reason=f"a foreign directive used up numbers: the run of generation {before} goes on as"
                 f" generation {directive.generation}",
             )
-        return Effect(run.memory.rollout, directive, decision, (run.memory, self._commands))
+        return Effect(run.memory.rollout, directive, decision, self._states(run))
 
     def _why_blind(self, run: Run, now_us: int) -> str:
         """A final state needs no sight: it only says again what routers may return to anyway."""

@@ -12,7 +12,7 @@ from typing import Final
 from pipeline.core.gate.evidence import FAMILIES
 from pipeline.core.gate.policy import Family
 from pipeline.core.gate.progress import UnknownSeconds
-from pipeline.core.gate.sources import Change, Placed, Source
+from pipeline.core.gate.sources import OTHERWISE, Change, Placed, Source
 from schemas.buckets import FinalBuckets, FreshCells, PopulationCells
 from schemas.control import Inputs
 
@@ -124,7 +124,9 @@ class Intake:
             return f"the newest complete second is {age_us // 1_000_000} s old; waiting for {_listed(silent)}"
         for source in self.sources.values():
             if source.topic in topics and source.unknown_in(target, target) is not None:
-                return f"second {target} of {source.name} is unknown"
+                ((_, _, why),) = source.unknown_parts(target, target)
+                because = f" ({OTHERWISE})" if why == "other_settings" else ""
+                return f"second {target} of {source.name} is unknown{because}"
         return ""
 
     def gaps(self, evidence_from: int, restored_through: int | None) -> list[tuple[int, int, str]]:

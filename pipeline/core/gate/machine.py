@@ -6,23 +6,30 @@ how evidence was gathered, or what time it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from pipeline.core.gate.policy import ACTIONS, TRIPS, Policy
-from pipeline.core.gate.rules import CoverageVerdict, RuleVerdict
+from pipeline.core.cells import node_and_context
+from pipeline.core.gate.coverage import CoverageVerdict
+from pipeline.core.gate.left_out import Exclusion
+from pipeline.core.gate.policy import ACTIONS, TRIPS, ActionName, Policy
+from pipeline.core.gate.rules import Finding, RuleVerdict
 from pipeline.core.gate.state import RolloutMemory
-from pipeline.core.gate.versions import fallback_split, split, version_keys
+from pipeline.core.gate.versions import fallback_split, split
 from schemas.control import Cause, RolloutSpec
+from schemas.versions import version_keys
 
 Kind: TypeAlias = Literal[
-    "command", "refused", "trip", "step", "pause", "promote", "gap", "hold", "close", "advise"
-]
+    "command", "refused", "trip", "step", "pause", "promote", "gap", "eject", "narrow", "hold", "close",
+    "advise",
+]  # fmt: skip
 LEVEL_2_AFTER: Final = 3
 """Trips in a row that make the next one a level-2 roll-back (R2)."""
+SEGMENTS_MOST: Final = 8
+"""Segments that a generation may lose: a version that fails in more is at fault itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +71,22 @@ def judge(
         return Outcome(memory, None, f"{memory.state} is final")
     tripping = _tripping(evidence.verdicts)
     if tripping and tripping[0].rule.action in TRIPS:
-        return _trip(memory, spec, tripping)
+        return _trip(memory, spec, tripping, tripping[0].rule.action)
     if evidence.fresh:
         return Outcome(memory, None, "fresh evidence may only trip")
     coverage = evidence.coverage
     assert coverage is not None
+    left_out = [
+        outcome
+        for leave_out in (_eject, _narrow)
+        if (outcome := leave_out(memory, evidence, policy, spec, tripping)) is not None
+    ]
+    if left_out:
+        return min(left_out, key=lambda outcome: outcome.kind != "trip")
     if memory.state == "observing":
-        if tripping:
-            names = ", ".join(verdict.rule.id for verdict in tripping)
-            return Outcome(_paused(memory), "pause", f"over the limit: {names}", tripping)
+        pausing = tuple(verdict for verdict in tripping if verdict.rule.action == "pause")
+        if pausing:
+            return Outcome(_paused(memory), "pause", f"over the limit: {_names(pausing)}", pausing)
         if coverage.low and policy.coverage.action == "pause":
             return Outcome(_paused(memory), "pause", coverage.reason)
     holds = coverage.low and policy.coverage.action == "hold"
@@ -122,7 +136,7 @@ def begin(
     spec: RolloutSpec, before: RolloutMemory | None, *, start_us: int, evidence_from: int
 ) -> RolloutMemory:
     """A new generation at its first weight step."""
-    same_canary = before is not None and version_keys(spec)["canary"] in before.weights
+    same_canary = before is not None and version_keys(spec.arms)["canary"] in before.weights
     return RolloutMemory(
         rollout=spec.rollout,
         generation=1 if before is None else before.generation + 1,
@@ -184,14 +198,22 @@ def _advising(memory: RolloutMemory, verdicts: Sequence[RuleVerdict]) -> tuple[R
     )
 
 
-def _trip(memory: RolloutMemory, spec: RolloutSpec, tripping: tuple[RuleVerdict, ...]) -> Outcome:
+def _names(verdicts: Sequence[RuleVerdict]) -> str:
+    return ", ".join(verdict.rule.id for verdict in verdicts)
+
+
+def _trip(
+    memory: RolloutMemory,
+    spec: RolloutSpec,
+    tripping: tuple[RuleVerdict, ...],
+    action: ActionName,
+    why: str = "",
+) -> Outcome:
     """Once per generation, and for good. A router that loses the gate must not return to what tripped."""
-    action = tripping[0].rule.action
     weights = fallback_split(spec) if action == "fallback" else split(spec, 0.0)
     streak = memory.streak + 1
     level: Literal[1, 2] = 2 if action == "rollback_l2" or streak >= LEVEL_2_AFTER else 1
-    names = ", ".join(verdict.rule.id for verdict in tripping)
-    reason = f"{action}: {names}"
+    reason = f"{action}: {_names(tripping)}{why}"
     if level == 2 and action != "rollback_l2":
         reason += f"; level 2 after {streak} trips in a row"
     after = replace(
@@ -200,8 +222,97 @@ def _trip(memory: RolloutMemory, spec: RolloutSpec, tripping: tuple[RuleVerdict,
     return Outcome(after, "trip", reason, tripping)
 
 
+def _eject(
+    memory: RolloutMemory,
+    evidence: Evidence,
+    policy: Policy,
+    spec: RolloutSpec,
+    tripping: tuple[RuleVerdict, ...],
+) -> Outcome | None:
+    """Nodes that rules of this action find over their limit get nothing more; None: no such node is left.
+
+    More of them than the policy's share of the canary's nodes: it is not the nodes, but what runs on them.
+    """
+    ejecting = [verdict for verdict in tripping if verdict.rule.action == "eject_node"]
+    found = {node for verdict in ejecting for node in _nodes_of(verdict.findings)}
+    new = sorted(found - {one.value for one in memory.ejected})
+    if not new:
+        return None
+    told = f"eject_node: {', '.join(new)}"
+    if why := _too_many_nodes(memory, new, ejecting, policy):
+        return _trip(memory, spec, tripping, "rollback_l1", f"; {told}: {why}: the version is at fault")
+    since = evidence.second + 1
+    ejected = (*memory.ejected, *(Exclusion("node", node, since) for node in new))
+    after = replace(_step_anew(memory, evidence), ejected=ejected)
+    return Outcome(after, "eject", f"{told} ({_names(tripping)})", tripping)
+
+
+def _narrow(
+    memory: RolloutMemory,
+    evidence: Evidence,
+    policy: Policy,
+    spec: RolloutSpec,
+    tripping: tuple[RuleVerdict, ...],
+) -> Outcome | None:
+    """The segment that carries a deviation is kept from the canary; None: no rule of this action says more.
+
+    A deviation that no segment carries is the whole roll-out's, and so is one in too many.
+    """
+    narrowing = [verdict for verdict in tripping if verdict.rule.action == "narrow"]
+    places = [verdict.located for verdict in narrowing]
+    known = {(one.dimension, one.value) for one in memory.excluded}
+    new = sorted({(place.dimension, place.value) for place in places if place is not None} - known)
+    if not new and None not in places:
+        return None
+    why = ""
+    if None in places:
+        why = "no class of traffic carries it"
+    elif len(known) + len(new) > SEGMENTS_MOST:
+        why = f"more than {SEGMENTS_MOST} segments"
+    else:
+        nodes = [value for dimension, value in new if dimension == "node"]
+        why = _too_many_nodes(memory, nodes, narrowing, policy) if nodes else ""
+    if why:
+        return _trip(memory, spec, tripping, "rollback_l1", f"; narrow: {why}: the version is at fault")
+    since = evidence.second + 1
+    excluded = (*memory.excluded, *(Exclusion(dimension, value, since) for dimension, value in new))
+    state = "narrowed" if memory.state == "observing" else memory.state
+    after = replace(_step_anew(memory, evidence), state=state, excluded=excluded)
+    segments = ", ".join(f"{dimension}={value}" for dimension, value in new)
+    return Outcome(after, "narrow", f"narrow: without {segments} ({_names(tripping)})", tripping)
+
+
+def _too_many_nodes(
+    memory: RolloutMemory, new: Sequence[str], verdicts: Sequence[RuleVerdict], policy: Policy
+) -> str:
+    """Why these nodes may not be left out, too; "" if they may."""
+    gone = {one.value for one in (*memory.ejected, *memory.excluded) if one.dimension == "node"}
+    out = gone | set(new)
+    seen = out.union(*(verdict.nodes for verdict in verdicts))
+    share = policy.ejection.max_share
+    if len(out) > share * len(seen):
+        return f"{len(out)} of {len(seen)} nodes, at most {float(share * 100):g} % may be left out"
+    return "none of its nodes would be left" if len(out) == len(seen) else ""
+
+
+def _nodes_of(findings: Sequence[Finding]) -> Iterator[str]:
+    """The nodes of findings in the scopes node and node_context."""
+    for finding in findings:
+        dimension, value = finding.scope
+        if dimension == "node":
+            yield value
+        elif dimension == "node_context":
+            yield node_and_context(value)[0]
+
+
+def _step_anew(memory: RolloutMemory, evidence: Evidence) -> RolloutMemory:
+    """What was seen of those that are left out proves nothing about the rest: the weight step begins anew."""
+    return replace(memory, step_start=evidence.complete_at, step_pairs=0)
+
+
 def _paused(memory: RolloutMemory) -> RolloutMemory:
-    return replace(memory, state="paused")
+    # What else stands as a cause is of an earlier ejection.
+    return replace(memory, state="paused", cause=None)
 
 
 def _climb(
@@ -215,6 +326,8 @@ def _climb(
         return Outcome(
             after, "step", f"pass at {spec.steps[memory.step]:g} %: now {spec.steps[after.step]:g} %"
         )
+    if memory.excluded:
+        return Outcome(memory, None, "segments are excluded: promoting the rest is an operator's")
     if spec.steps[-1] == 100:
         return Outcome(promote(memory, spec), "promote", "pass at 100 %")
     return Outcome(memory, None, f"the last step is {spec.steps[-1]:g} %: promoting is an operator's")

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isqrt
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
-from pipeline.core.bins import bin_count, bin_lower, bin_upper
-from pipeline.core.gate.policy import Rule
+from pipeline.core.bins import Kind, bin_count, bin_lower, bin_upper
+from pipeline.core.gate.policy import Metric, Rule
 from schemas.buckets import Cell, Distribution
 
 Vec: TypeAlias = dict[int, int]
@@ -36,12 +36,22 @@ class Reading:
     """A metric read off a window. `value` in the policy's unit (nats, µs, share), None without samples.
 
     `bound`: a value that the true one is certainly not below. `over` compares exactly, never by `value`.
+
+    Of a rule relative to the baseline `value` is how many times worse the canary is; `level` and `baseline`
+    are what it and its like measure, in the metric's unit, `baseline_samples` the like's number of values.
     """
 
     samples: int
     value: float | None
     bound: float | None
     over: bool
+    level: float | None = None
+    baseline: float | None = None
+    baseline_samples: int | None = None
+
+    def enough(self, samples: int) -> bool:
+        """Whether there are so many values, on both sides where there are two."""
+        return self.samples >= samples and (self.baseline_samples is None or self.baseline_samples >= samples)
 
 
 def add_into(total: Vec, vec: Mapping[int, int], sign: int = 1) -> None:
@@ -70,7 +80,7 @@ def extract(rule: Rule, cell: Cell) -> Vec | None:
         return dict(zip(found.bins, found.counts, strict=True))
     if metric.statistic == "share":
         assert metric.over is not None
-        over = _count_from(found, _first_bin_over(metric.kind, metric.over))
+        over = _count_from(found, over_from(metric.kind, metric.over))
         return {COUNT: found.count, VALUE: over, EXCESS: over} if over else {COUNT: found.count}
     vec = {COUNT: found.count}
     if found.sum:
@@ -96,7 +106,7 @@ def read(rule: Rule, vec: Mapping[int, int]) -> Reading:
     amount = vec.get(VALUE, 0)
     numerator, denominator = rule.limit_ratio
     over = amount * denominator > numerator * count
-    value = amount / count / metric.unit
+    value = (amount - metric.offset * count) / count / metric.unit
     return Reading(count, value, value, over)
 
 
@@ -104,7 +114,7 @@ def excess_of(rule: Rule, vec: Mapping[int, int]) -> int:
     """How much of the deviation this window carries: what single values have over the limit, added up."""
     if rule.metric.statistic != "quantile":
         return vec.get(EXCESS, 0)
-    first = _first_bin_over(rule.metric.kind, int(rule.limit))
+    first = over_from(rule.metric.kind, int(rule.limit))
     return sum(count for at, count in vec.items() if at >= first)
 
 
@@ -115,24 +125,39 @@ def samples_of(rule: Rule, vec: Mapping[int, int]) -> int:
 
 def _read_quantile(rule: Rule, vec: Mapping[int, int]) -> Reading:
     metric = rule.metric
-    assert metric.quantile is not None
     count = sum(vec.values())
     if count <= 0:
         return Reading(0, None, None, False)
-    rank = max(1, math.ceil(metric.quantile * count))
+    held = quantile_bin(metric, vec)
+    lower = bin_lower(metric.kind, held)
+    value = bin_middle(metric, held) / metric.unit
+    return Reading(count, value, lower / metric.unit, held > 0 and lower >= rule.limit)
+
+
+def quantile_bin(metric: Metric, vec: Mapping[int, int]) -> int:
+    """The bin of the nearest rank; of a reciprocal the rank counts from its own lower end. Not of nothing."""
+    assert metric.quantile is not None
+    count = sum(vec.values())
+    numerator, denominator = metric.quantile.as_integer_ratio()
+    rank = max(1, -(-numerator * count // denominator))
+    if metric.per_second:
+        rank = count + 1 - rank
     seen = 0
     held = 0
     for held in sorted(vec):
         seen += vec[held]
         if seen >= rank:
             break
-    lower = bin_lower(metric.kind, held)
-    middle = isqrt((lower + 1) * bin_upper(metric.kind, held)) if held else 0
-    return Reading(count, middle / metric.unit, lower / metric.unit, held > 0 and lower >= rule.limit)
+    return held
 
 
-@lru_cache(maxsize=256)
-def _first_bin_over(kind: Literal["latency", "score"], limit: int) -> int:
+def bin_middle(metric: Metric, held: int) -> int:
+    """The geometric middle of a bin, in the cells' unit; 0 of bin 0."""
+    return isqrt((bin_lower(metric.kind, held) + 1) * bin_upper(metric.kind, held)) if held else 0
+
+
+@lru_cache(maxsize=1024)
+def over_from(kind: Kind, limit: int) -> int:
     """The first bin all of whose values are over `limit`."""
     low, high = 1, bin_count(kind)
     while low < high:
@@ -162,9 +187,9 @@ def _excess(found: Distribution, rule: Rule) -> int:
 
 
 @lru_cache(maxsize=256)
-def _weights_over(kind: Literal["latency", "score"], limit: int) -> tuple[int, tuple[int, ...]]:
+def _weights_over(kind: Kind, limit: int) -> tuple[int, tuple[int, ...]]:
     """The first bin that lies wholly over `limit`, and from it on what each bin's middle has over it."""
-    first = _first_bin_over(kind, limit)
+    first = over_from(kind, limit)
     middles = (
         (bin_lower(kind, held) + bin_upper(kind, held) + 1) // 2 for held in range(first, bin_count(kind))
     )

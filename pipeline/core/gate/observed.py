@@ -6,9 +6,21 @@ from collections.abc import Iterable
 from typing import Final
 
 from pipeline.core.gate.run import Run
-from pipeline.core.gate.versions import version_keys
+from schemas.versions import version_keys
 
 MILLION: Final = 1_000_000
+
+
+def evidence_gauges(runs: Iterable[Run]) -> dict[str, int]:
+    """What the rules of all of them hold, and had no room for."""
+    evidence = [run.evidence for run in runs]
+    return {
+        "version_mismatches": sum(one.mismatched for one in evidence),
+        "bets": sum(len(rule.processes.bets) for one in evidence for rule in one.sequential),
+        "bets_left_out": sum(rule.processes.left_out for one in evidence for rule in one.sequential),
+        "scopes": sum(len(judged.window.totals) for one in evidence for judged in one.rules),
+        "scopes_left_out": sum(judged.window.no_room for one in evidence for judged in one.rules),
+    }
 
 
 def rollout_gauges(runs: Iterable[Run], most: int) -> dict[str, dict[str, int]]:
@@ -19,10 +31,11 @@ def rollout_gauges(runs: Iterable[Run], most: int) -> dict[str, dict[str, int]]:
 
 def _of(run: Run) -> dict[str, int]:
     memory = run.memory
-    canary = memory.weights.get(version_keys(run.spec)["canary"], 0.0)
+    canary = memory.weights.get(version_keys(run.spec.arms)["canary"], 0.0)
     said = {
         "tripped": int(memory.state == "tripped"),
-        "paused": int(memory.state == "paused"),
+        "paused": int(memory.state in ("paused", "narrowed")),
+        "left_out": len(memory.left_out.exclusions),
         "blind": int(bool(memory.blind)),
         "canary_millionths": round(canary / 100 * MILLION),
     }

@@ -33,6 +33,8 @@ class Standing:
     policy: Policy
     not_ready: str
     """Why the weight may not rise now; "" if it may."""
+    alpha_left: float
+    """How much of α another policy would find."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ def _policy(command: Command, standing: Standing, moment: Moment, parser: Parser
         step_pairs=0,
         holding=False,
         advised=(),
+        alpha_left=standing.alpha_left,
     )
     return Obeyed(memory, spec, policy, f"policy {policy.hash[:12]}", fresh_evidence=True)
 
@@ -148,14 +151,16 @@ def _pause(_: Command, standing: Standing, __: Moment) -> tuple[RolloutMemory, s
     memory = _moving(standing, "pause")
     if memory.state == "paused":
         raise Refused("it is paused already")
-    return replace(memory, state="paused"), "paused by an operator"
+    return replace(memory, state="paused", cause=None), "paused by an operator"
 
 
 def _resume(_: Command, standing: Standing, __: Moment) -> tuple[RolloutMemory, str]:
+    """Go on. What was left out of a narrowed roll-out stays out: only a new generation brings it back."""
     memory = _moving(standing, "resume")
-    if memory.state != "paused":
-        raise Refused(f"it is {memory.state}, not paused")
-    return replace(memory, state="observing", cause=None), "resumed"
+    if memory.state not in ("paused", "narrowed"):
+        raise Refused(f"it is {memory.state}, neither paused nor narrowed")
+    without = "".join(f" without {one.dimension}={one.value}" for one in memory.excluded)
+    return replace(memory, state="observing", cause=None), f"resumed{without}"
 
 
 def _step(_: Command, standing: Standing, moment: Moment) -> tuple[RolloutMemory, str]:
@@ -235,7 +240,10 @@ def _parse_policy(spec: RolloutSpec, parser: Parser) -> Policy:
 
 def gap(memory: RolloutMemory, first: int, last: int, source: str) -> Outcome:
     """Seconds are no longer retained: nobody can say what they held, so an operator must resume."""
-    after = memory if memory.final else replace(memory, state="paused")
+    after = memory
+    if not memory.final and memory.state != "paused":
+        # What else stands as a cause is of an earlier ejection.
+        after = replace(memory, state="paused", cause=None)
     return Outcome(
         after, "gap", f"seconds {first}..{last} of {source} are no longer retained; resume when checked"
     )

@@ -11,17 +11,9 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
+from pipeline.core.gate.coverage import CoverageVerdict, JudgedCoverage, lost_by_reason
 from pipeline.core.gate.metrics import COUNT, VALUE, Vec, samples_of
-from pipeline.core.gate.rules import (
-    WHOLE,
-    CoverageVerdict,
-    JudgedCoverage,
-    JudgedRule,
-    RuleVerdict,
-    lost_by_reason,
-    scope_label,
-    whole_scope,
-)
+from pipeline.core.gate.rules import WHOLE, JudgedRule, RuleVerdict, told_as, whole_scope
 from pipeline.core.gate.sources import Why
 from pipeline.core.gate.windows import Scope, Window
 from schemas.control import Verdict
@@ -61,6 +53,8 @@ class RuleProgress(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Samples a second, at present."""
     unknown: tuple[UnknownSeconds, ...] = ()
     """Of its window, the newest first; at most a few of them."""
+    more_pairs: int | None = 0
+    """What the test for a pass of a sequential rule lacks, at the present mean; null: it cannot come so."""
     ready_in_s: int | None = None
     """When it passes if all goes on as at present: 0 it does; null: not by waiting."""
     lost: dict[str, int] = {}
@@ -108,13 +102,14 @@ class StepNeeds(Struct, frozen=True, kw_only=True):
 def progress_of(
     second: int,
     needs: StepNeeds,
-    rules: Sequence[tuple[JudgedRule, RuleVerdict, Sequence[UnknownSeconds]]],
+    rules: Sequence[tuple[JudgedRule, RuleVerdict, Sequence[UnknownSeconds], int | None]],
     coverage: tuple[JudgedCoverage, CoverageVerdict, Sequence[UnknownSeconds]],
     observed_s: int,
 ) -> Progress:
     """Put together what is known at `second`; `observed_s`: seconds since the generation began.
 
-    For each rule, and for coverage: what it judges, its verdict, what of its window is unknown.
+    For each rule, and for coverage: what it judges, its verdict, what of its window is unknown; for a rule
+    also how many pairs its test for a pass lacks at the present mean, None: it cannot come so.
     """
     told = tuple(_rule(*one, observed_s) for one in rules)
     covered = _coverage(*coverage, observed_s)
@@ -163,17 +158,24 @@ def time_to_samples(
 
 
 def _rule(
-    judged: JudgedRule, verdict: RuleVerdict, unknown: Sequence[UnknownSeconds], observed_s: int
+    judged: JudgedRule,
+    verdict: RuleVerdict,
+    unknown: Sequence[UnknownSeconds],
+    more_pairs: int | None,
+    observed_s: int,
 ) -> RuleProgress:
-    rule, window = judged.rule, judged.window
+    # A sequential rule may share the window of a point rule, whose name and mode are its own.
+    rule, window = verdict.rule, judged.window
     assert window.end is not None
     scope = _counted_in(judged)
 
+    counted = judged.counted(scope)
+
     def samples(content: Mapping[Scope, Vec]) -> int:
-        return samples_of(rule, content.get(scope, {}))
+        return samples_of(rule, content.get(counted, {}))
 
     rate = _rate(window, samples, min(observed_s, rule.window_s))
-    name = "rollout" if scope == whole_scope(rule) else scope_label(scope)
+    name = told_as(rule, scope)
     said = next((one for one in verdict.evaluations if one.scope == name), None)
     ready = None
     if verdict.verdict == "pass":
@@ -184,6 +186,7 @@ def _rule(
         held = _per_second(window, samples)
         enough = time_to_samples(held, window.end, rule.window_s, rule.min_samples, rate)
         ready = _later(enough, _known_in(unknown, window.end, rule.window_s))
+        ready = _later(ready, _time_for(more_pairs, rate))
     return RuleProgress(
         rule=rule.id,
         enforcing=rule.enforcing,
@@ -192,11 +195,12 @@ def _rule(
         scope=name,
         value=None if said is None else said.value,
         limit=float(rule.limit),
-        samples=judged.samples(scope),
+        samples=judged.samples(counted),
         needed=rule.min_samples,
         window_s=rule.window_s,
         per_s=rate,
         unknown=tuple(unknown),
+        more_pairs=more_pairs,
         ready_in_s=ready,
     )
 
@@ -258,6 +262,13 @@ def _rate(window: Window, samples: Samples, observed_s: int) -> float:
             break
         total += samples(window.seconds[second])
     return total / over_s
+
+
+def _time_for(pairs: int | None, rate: float) -> int | None:
+    """Seconds until so many have come; None: never."""
+    if not pairs:
+        return pairs
+    return math.ceil(pairs / rate) if rate > 0 else None
 
 
 def _known_in(unknown: Sequence[UnknownSeconds], end: int, window_s: int) -> int | None:

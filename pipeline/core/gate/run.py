@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Final
 
 from msgspec.structs import replace
 
-from pipeline.core.gate.evidence import RolloutEvidence
+from pipeline.core.gate.anytime import SequentialRule
+from pipeline.core.gate.evidence import RolloutEvidence, Unknown
 from pipeline.core.gate.machine import Evidence, not_ready, settle_s
 from pipeline.core.gate.orders import Standing
 from pipeline.core.gate.outbid import next_epoch
 from pipeline.core.gate.policy import Policy
 from pipeline.core.gate.progress import Progress, StepNeeds, UnknownSeconds, progress_of
 from pipeline.core.gate.settings import GateSettings
-from pipeline.core.gate.state import RolloutMemory
+from pipeline.core.gate.state import Forgotten, RolloutMemory, StateChange
 from pipeline.core.gate.versions import fallback_key
-from schemas.control import Directive, Evaluation, RolloutSpec
+from schemas.control import Directive, Evaluation, RolloutSpec, Segment, Verdict
 
+EVALUATIONS_TOLD: Final = 300
+"""Most that a decision holds: with the longest names half of what a record may have."""
+_SAYS: Final[tuple[Verdict, ...]] = ("trip", "error")
 LONGEST_DEAD_MAN_US: Final = 86_400_000_000
 """The most that a directive can say."""
 
@@ -39,6 +44,8 @@ class Run:
     last: Evidence | None = None
     """The newest judged complete second."""
     renewed_us: int = 0
+    written_rules: frozenset[str] = frozenset()
+    """Rules whose records stand in `klaxon.state`."""
     restored_through: int | None = None
     """Folded before the restart: seconds up to it fill the windows and are not judged again."""
 
@@ -72,11 +79,36 @@ class Run:
             state=memory.state,
             weights=memory.weights,
             last_promoted=memory.last_promoted,
+            ejected_nodes=tuple(sorted(one.value for one in memory.ejected)),
+            excluded_segments=tuple(
+                Segment(dimension=one.dimension, value=one.value) for one in memory.excluded
+            ),
             level=memory.level,
             fallback=fallback_key(self.spec),
             cause=memory.cause,
             policy_hash=self.policy.hash,
         )
+
+    def judge(self, second: int, settings: GateSettings, unknown: Unknown, now_us: int) -> Evidence:
+        """Everything the rules say of the newest folded second; `last` from now on."""
+        self.last = Evidence(
+            second,
+            self.evidence.judge(unknown),
+            self.evidence.judge_coverage(unknown),
+            fresh=False,
+            current=settings.current(second, now_us),
+            complete_at=second + 1 + settings.lateness_s,
+        )
+        return self.last
+
+    def records(self) -> tuple[StateChange, ...]:
+        """All that is remembered of it, and what no longer is. Once a transaction: they count as written."""
+        rules = () if self.memory.final else tuple(one.memory for one in self.evidence.sequential)
+        names = frozenset(rule.rule for rule in rules)
+        rollout = self.memory.rollout
+        gone = [Forgotten(rollout=rollout, rule=rule) for rule in sorted(self.written_rules - names)]
+        self.written_rules = names
+        return (self.memory, *rules, *gone)
 
     def standing(self, settings: GateSettings, now_us: int) -> Standing:
         """The roll-out as an operator's command finds it."""
@@ -84,7 +116,7 @@ class Run:
         if last is not None:
             last = dataclasses.replace(last, current=settings.current(last.second, now_us))
         reason = not_ready(self.memory, last, self.policy, settings.join_timeout_s)
-        return Standing(self.memory, self.spec, self.policy, reason)
+        return Standing(self.memory, self.spec, self.policy, reason, self.evidence.alpha_after())
 
     def progress(
         self, settings: GateSettings, unknown: Callable[[int, int], list[UnknownSeconds]]
@@ -113,12 +145,34 @@ class Run:
             last.second,
             needs,
             [
-                (judged, verdict, lacks(judged.rule.window_s))
+                (
+                    judged.point if isinstance(judged, SequentialRule) else judged,
+                    verdict,
+                    lacks(judged.rule.window_s),
+                    judged.pairs_left() if isinstance(judged, SequentialRule) else 0,
+                )
                 for judged, verdict in zip(self.evidence.rules, last.verdicts, strict=True)
             ],
             (self.evidence.coverage, last.coverage, lacks(self.policy.coverage.window_s)),
             last.second - max(memory.evidence_from, memory.start_second) + 1,
         )
+
+
+def telling(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
+    """At most EVALUATIONS_TOLD of them, in their order: of the whole, of what trips, is over its limit or in
+    error, then of the parts with most samples. All parts of a thousand nodes would be too large a record."""
+    if len(evaluations) <= EVALUATIONS_TOLD:
+        return tuple(evaluations)
+
+    def rank(at: int) -> tuple[bool, int, int, int]:
+        one = evaluations[at]
+        said = _SAYS.index(one.verdict) if one.verdict in _SAYS else len(_SAYS)
+        if one.reason.startswith("over"):
+            said = min(said, 1)
+        return one.scope != "rollout", said, -one.samples, at
+
+    kept = nsmallest(EVALUATIONS_TOLD, range(len(evaluations)), key=rank)
+    return tuple(evaluations[at] for at in sorted(kept))
 
 
 def every_evaluation(evidence: Evidence) -> tuple[Evaluation, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeline.core.gate.policy import Policy
-from pipeline.core.gate.state import StateRecord
+from pipeline.core.gate.state import StateChange
 from schemas.control import Decision, Directive, Rollout
 
 
@@ -58,13 +58,14 @@ class Effect:
     """One transaction: everything in it is written, or nothing. `name` is the roll-out, the records' key.
 
     `directive` → control, `decision` → decisions, `rollout` → rollouts, all with key `name`; `states` →
-    state, each with its own `key`. All to the gating partition of the core that made it.
+    state, each with its own `key`, a tombstone where it is forgotten. All to the gating partition of the core
+    that made it.
     """
 
     name: str
     directive: Directive | None
     decision: Decision | None
-    states: tuple[StateRecord, ...]
+    states: tuple[StateChange, ...]
     rollout: Rollout | None = None
 
 

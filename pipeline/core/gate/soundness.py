@@ -42,7 +42,13 @@ def _unsound_cell(cell: Cell) -> str:
     for name, held in cell.measures.items():
         if len(held.bins) != len(held.counts):
             return f"{name} has {len(held.bins)} bins and {len(held.counts)} counts"
+        if held.count < 0 or (held.counts and min(held.counts) < 0):
+            return f"{name} counts less than nothing"
+        if sorted(set(held.bins)) != held.bins:
+            return f"{name} has bins out of order, or twice"
         kind = KIND_OF_MEASURE.get(name)
         if held.bins and kind is not None and not (0 <= min(held.bins) <= max(held.bins) < bin_count(kind)):
             return f"{name} has a bin that is none of {bin_count(kind)}"
+        if kind is not None and held.sum < 0:
+            return f"{name} adds up to less than nothing"
     return ""

@@ -28,6 +28,7 @@ Why: TypeAlias = Literal[
 """Why seconds of a source are unknown: its worker started too late to see them whole; they were closed with
 other content settings; no statement about them is kept any more; they waited too long for other sources; they
 are not closed yet; nothing was heard that reaches back to them."""
+OTHERWISE: Final = "closed with other content settings than the gate's"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The gate's memory as it is written to `klaxon.state`, and as the machine changes it.
 
-JSON, one record per roll-out and one per gating partition. Point rules remember nothing: what they say
-follows from the buckets, which are read again. A record is written with every decision and every few seconds.
+JSON, one record per roll-out, one per sequential rule of it, and one per gating partition. Point rules
+remember nothing: what they say follows from the buckets, which are read again. A record is written with every
+decision and every few seconds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from pipeline.core.gate.left_out import Exclusion, LeftOut
 from pipeline.core.gate.progress import Progress
 from schemas.control import Cause, RolloutState
 from schemas.records import check_json_version
@@ -54,6 +56,12 @@ class RolloutMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     """Coverage is below its limit: no weight step until it recovers."""
     advised: tuple[str, ...] = ()
     """Rules that only observe or advise and have spoken in this generation."""
+    ejected: tuple[Exclusion, ...] = ()
+    """Nodes of the canary that get nothing more in this generation."""
+    excluded: tuple[Exclusion, ...] = ()
+    """Segments that the canary gets no more in this generation."""
+    alpha_left: float = 1.0
+    """How much of α earlier policies of this generation left for the present one."""
     retired: bool = False
     gaps_told: int = -1
     """Last second of the last gap that was recorded: each is told once."""
@@ -72,6 +80,11 @@ class RolloutMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
         return f"{self.rollout}/{self.rule}"
 
     @property
+    def left_out(self) -> LeftOut:
+        """Ejected nodes and excluded segments."""
+        return LeftOut((*self.ejected, *self.excluded))
+
+    @property
     def final(self) -> bool:
         """Nothing but an operator's new generation moves it."""
         return self.retired or self.state in ("tripped", "promoted")
@@ -85,6 +98,54 @@ class RolloutMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     def start_second(self) -> int:
         """First whole second of the generation."""
         return -(-self.start_us // 1_000_000)
+
+
+class RuleMemory(Struct, frozen=True, kw_only=True, omit_defaults=True, tag="rule"):
+    """What a sequential rule holds of a roll-out and does not follow from the buckets that are kept.
+
+    Exact: floats stand as little-endian float64, and folding goes on with the same bits. `generation`,
+    `policy_hash` and `evidence_from` say whose it is: another run begins anew.
+    """
+
+    v: int = 1
+    rollout: str
+    rule: str
+    generation: int
+    """The first number of the run."""
+    policy_hash: str
+    evidence_from: int
+    folded: int
+    """Newest second in it."""
+    samples: int = 0
+    """Values of the whole roll-out in it."""
+    scopes: tuple[tuple[str, str], ...] = ()
+    """In order of appearance, which gives them their weights."""
+    stakes: bytes = b""
+    """Six a scope."""
+    buckets: tuple[int, ...] = ()
+    scope_samples: tuple[int, ...] = ()
+    pass_logs: bytes = b""
+    """The test for a pass: the logarithms of its two products."""
+    pass_pairs: int = 0
+    pass_from: int = -1
+    """First second of the weight step that it is of."""
+
+    @property
+    def key(self) -> str:
+        """The record's key."""
+        return f"{self.rollout}/{self.rule}"
+
+
+class Forgotten(Struct, frozen=True, kw_only=True):
+    """A record that is struck off the topic: a tombstone."""
+
+    rollout: str
+    rule: str
+
+    @property
+    def key(self) -> str:
+        """The record's key."""
+        return f"{self.rollout}/{self.rule}"
 
 
 class PartitionMemory(Struct, frozen=True, kw_only=True, tag="partition"):
@@ -105,7 +166,8 @@ class PartitionMemory(Struct, frozen=True, kw_only=True, tag="partition"):
         return "/"
 
 
-StateRecord: TypeAlias = RolloutMemory | PartitionMemory
+StateRecord: TypeAlias = RolloutMemory | RuleMemory | PartitionMemory
+StateChange: TypeAlias = StateRecord | Forgotten
 
 _DECODER: Final = msgspec.json.Decoder(StateRecord)
 
@@ -114,9 +176,9 @@ class StateError(Exception):
     """A record of `klaxon.state` that this version cannot read."""
 
 
-def encode_state(record: StateRecord) -> bytes:
-    """The record's value."""
-    return msgspec.json.encode(record)
+def encode_state(record: StateChange) -> bytes | None:
+    """The record's value; None: a tombstone."""
+    return None if isinstance(record, Forgotten) else msgspec.json.encode(record)
 
 
 def decode_state(value: bytes) -> StateRecord:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Final
 
-from schemas.control import ArmSpec, RolloutSpec
+from schemas.control import RolloutSpec
 from schemas.events import Arm
-
-DIMENSIONS: Final = ("model_version", "prompt_version", "data_version", "system_version")
-"""In the order of the bits of `Population.differs`."""
+from schemas.versions import DIMENSIONS, version_keys
 
 
 class SpecError(Exception):
@@ -27,19 +23,9 @@ def differing_mask(spec: RolloutSpec, arm: Arm) -> int:
     return mask
 
 
-def version_keys(spec: RolloutSpec) -> Mapping[Arm, str]:
-    """Arm → its version as directives write it: model version, `/value` per other dimension that differs."""
-    arms: tuple[ArmSpec, ...] = tuple(spec.arms.values())
-    differing = [name for name in DIMENSIONS[1:] if len({getattr(arm, name) for arm in arms}) > 1]
-    return {
-        name: "/".join((arm.model_version, *(getattr(arm, dimension) or "none" for dimension in differing)))
-        for name, arm in spec.arms.items()
-    }
-
-
 def fallback_key(spec: RolloutSpec) -> str:
     """The version to fall back to, by the name that directives use for it."""
-    keys = version_keys(spec)
+    keys = version_keys(spec.arms)
     for arm in ("baseline", "canary"):
         if spec.fallback in (keys[arm], spec.arms[arm].model_version):
             return keys[arm]
@@ -48,7 +34,7 @@ def fallback_key(spec: RolloutSpec) -> str:
 
 def split(spec: RolloutSpec, canary_percent: float) -> dict[str, float]:
     """Weights with this share on the canary; they sum to 100."""
-    keys = version_keys(spec)
+    keys = version_keys(spec.arms)
     return {keys["baseline"]: 100.0 - canary_percent, keys["canary"]: float(canary_percent)}
 
 
@@ -64,7 +50,7 @@ def check_spec(spec: RolloutSpec, rollout: str) -> None:
     missing = [arm for arm in ("baseline", "canary") if arm not in spec.arms]
     if missing:
         raise SpecError(f"arms: {' and '.join(missing)} missing; a roll-out has a baseline and a canary")
-    keys = version_keys(spec)
+    keys = version_keys(spec.arms)
     if keys["baseline"] == keys["canary"]:
         raise SpecError(
             f"arms: baseline and canary are both {keys['canary']!r}; routers weigh versions, so give the"

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+from pipeline.core.cells import ALL
 from pipeline.core.gate.metrics import Vec, add_into
 
 Scope: TypeAlias = tuple[str, str]
 """(dimension, value) of a cell."""
+
+MOST_SCOPES: Final = 16_384
+"""Parts of a roll-out that the folded seconds of a window hold; a thousand nodes make five thousand. Whoever
+sends ever new names of nodes fills it: what finds no room is judged as part of the greater ones only."""
 
 
 @dataclass(slots=True)
@@ -27,6 +32,8 @@ class Window:
     """Folded seconds inside the window that hold anything, oldest first."""
     open: dict[int, dict[Scope, Vec]] = field(default_factory=dict)
     """Seconds after `end`, as far as they are known."""
+    no_room: int = 0
+    """Scopes of folded seconds that found none."""
     _ahead_end: int = -1
     _ahead: dict[Scope, Vec] = field(default_factory=dict)
     """Windows that would end at `_ahead_end`, as far as asked for; patches keep them up to date."""
@@ -40,10 +47,21 @@ class Window:
             self._take_out(oldest)
         for at in [at for at in self.open if at <= second]:
             del self.open[at]
-        if content:
-            self.seconds[second] = dict(content)
-            for scope, vec in content.items():
+        held = {scope: vec for scope, vec in content.items() if vec}
+        if len(held) > MOST_SCOPES - len(self.totals):
+            held = self._with_room(held)
+        if held:
+            self.seconds[second] = held
+            for scope, vec in held.items():
                 add_into(self.totals.setdefault(scope, {}), vec)
+
+    def _with_room(self, held: Mapping[Scope, Vec]) -> dict[Scope, Vec]:
+        """What is known already, and of what is new the first by name; the whole stands before all parts."""
+        room = MOST_SCOPES - len(self.totals)
+        new = sorted((scope for scope in held if scope not in self.totals), key=_whole_first)
+        self.no_room += len(new[room:])
+        left = set(new[room:])
+        return {scope: vec for scope, vec in held.items() if scope not in left}
 
     def patch(self, second: int, scope: Scope, vec: Mapping[int, int], sign: int) -> None:
         """Add to, or take out of, an open second."""
@@ -103,7 +121,12 @@ class Window:
 
     def _take_out(self, second: int) -> None:
         for scope, vec in self.seconds.pop(second).items():
-            total = self.totals[scope]
+            # What was taken out of it may have left nothing for a while.
+            total = self.totals.setdefault(scope, {})
             add_into(total, vec, -1)
             if not total:
                 del self.totals[scope]
+
+
+def _whole_first(scope: Scope) -> tuple[bool, Scope]:
+    return scope[0] not in (ALL, "traffic"), scope

@@ -44,6 +44,16 @@ SPEC: dict[str, object] = {
 REQUESTS, LOGITS, TELEMETRY = Topic.REQUESTS.value, Topic.LOGITS.value, Topic.TELEMETRY.value
 
 
+def shipped_without(*rules: str) -> str:
+    """The shipped policy without these rules, whose comments go with them."""
+    head, *entries = shipped_policy_text().split("\n  - id: ")
+    found = "\n  - id: ".join([head, *(one for one in entries if one.split("\n", 1)[0] not in rules)])
+    assert {rule.id for rule in parse_policy(shipped_policy_text()).rules} - set(rules) == {
+        rule.id for rule in parse_policy(found).rules
+    }
+    return found
+
+
 def settings(**changes: object) -> GateSettings:
     values: dict[str, object] = {
         "lease_us": 15_000_000,
@@ -178,7 +188,11 @@ class Bench:
         for effect in written:
             self.effects.append(effect)
             for state in effect.states:
-                self.states[state.key] = encode_state(state)
+                value = encode_state(state)
+                if value is None:
+                    self.states.pop(state.key, None)
+                else:
+                    self.states[state.key] = value
             if effect.directive is not None:
                 self.control[effect.name] = effect.directive
             if effect.rollout is not None:

@@ -27,6 +27,7 @@ from tests.core.gate.build import (
     pair_cell,
     quick_requests,
     request_cell,
+    shipped_without,
     start_command,
     us,
 )
@@ -48,7 +49,8 @@ def test_start_publishes_directive_decision_state_and_rollout_together() -> None
     assert effect.decision.command_id == "c0"
     assert effect.decision.directive == effect.directive
     assert effect.rollout.policy_hash == effect.directive.policy_hash != ""
-    assert {state.key for state in effect.states} == {"chat/", "/"}
+    rules = {"chat/G3-anytime", "chat/G2-ttft-share", "chat/X3-noise-floor"}
+    assert {state.key for state in effect.states} == {"chat/", "/", *rules}
 
 
 def test_start_without_fallback_is_refused_and_recorded() -> None:
@@ -156,7 +158,7 @@ def test_fresh_evidence_never_passes_or_pauses() -> None:
 
 def test_the_fault_of_one_node_on_long_prompts_is_found_in_its_cell() -> None:
     """G6: the roll-out's mean stays under the limit; the node × context cell does not."""
-    bench = Bench.started()
+    bench = Bench.started(shipped_without("G3-anytime"))
 
     def pairs(second: int) -> list[PopulationCells]:
         cells = [pair_cell([0.012] * 40 + [0.14] * 2, worst=[(nats(0.14), b"p" * 16)])]
@@ -194,7 +196,8 @@ def test_it_climbs_on_pass_and_only_then() -> None:
     assert first.directive.weights == {"v1": 95.0, "v2": 5.0}
     # A step taken on a second lasts from the log time at which that second was complete.
     assert second.inputs.complete_through == T0 + 360 + 1 + LATENESS_S + 360
-    assert {one.verdict for one in first.evaluations if one.scope == "rollout" and one.rule[0] == "G"} == {
+    enforcing = ("G3-divergence", "G3-anytime", "G5-slow-share")
+    assert {one.verdict for one in first.evaluations if one.scope == "rollout" and one.rule in enforcing} == {
         "pass"
     }
 

@@ -265,3 +265,72 @@ def test_fresh_evidence_waits_for_the_hold_too() -> None:
         assert bench.core.judge_fresh(us(second + 1)) == []
     bench.core.on_fresh(fresh(REQUESTS, {T0 + 4: slow}, T0 + 4))
     assert kinds(bench.core.judge_fresh(us(T0 + 5))) == ["trip"]
+
+
+@pytest.mark.parametrize(
+    ("score", "count", "verdict"),
+    [
+        (None, 105, "trip"),
+        (None, 99, "not_enough_data"),
+        (None, 100, "trip"),
+        # 0.08 nats lie between two units of the scores.
+        (85_899_345 / 2**30, 105, "pass"),
+        (85_899_346 / 2**30, 105, "trip"),
+        (0.0799, 105, "pass"),
+    ],
+)
+def test_g5_worked_divergence_against_a_limit_of_0_08(score: float | None, count: int, verdict: str) -> None:
+    """`kl_floor` is its metric. None: p=(.7,.2,.1), q=(.1,.3,.6)."""
+    value = kl((0.7, 0.2, 0.1), (0.1, 0.3, 0.6)) if score is None else score
+    cell = pair_cell([value] * count)
+    cell.measures["kl_floor"] = cell.measures.pop("kl_lower")
+    bench = Bench.started(
+        "rules: [{id: G5, metric: kl_floor, window: 5m, limit: 0.08, min_samples: 100, action: rollback_l1}]"
+    )
+    bench.run(T0, T0, lambda _: [PopulationCells(canary(), [cell])])
+    assert verdicts(bench, "G5")["rollout"] == verdict
+    assert (bench.control["chat"].weights["v2"] == 0.0) == (verdict == "trip")
+
+
+@pytest.mark.parametrize(("last", "said"), [(299, "trip"), (300, "not_enough_data")])
+def test_g5_window_is_five_minutes(last: int, said: str) -> None:
+    bench = Bench.started(G5_ONLY.replace("rollback_l1", "advise"))
+    slow = [PopulationCells(canary(differs=0), [request_cell([600_000] * 100)])]
+    bench.run(T0, T0 + last, None, lambda second: slow if second == T0 else None)
+    assert verdicts(bench, "G5")["rollout"] == said
+
+
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+def test_mode_decides_whether_a_verdict_moves_anything(mode: str) -> None:
+    bench = judged_requests([600_000] * 100, G5_ONLY.replace("rollback_l1}", f"rollback_l1, mode: {mode}}}"))
+    assert verdicts(bench, "G5")["rollout"] == "trip"
+    assert kinds(bench.effects) == ["command", "trip" if mode == "enforce" else "advise"]
+
+
+@pytest.mark.parametrize(("scope", "trips"), [("rollout", False), ("node", True), ("[rollout, node]", True)])
+def test_scope_decides_where_a_rule_looks(scope: str, trips: bool) -> None:
+    """Two of ten nodes are slow, which is 4 % of everything."""
+    cells = [
+        request_cell([100_000] * 4800 + [600_000] * 200),
+        request_cell([100_000] * 400 + [600_000] * 100, "node", "c-1"),
+    ]
+    bench = Bench.started(G5_ONLY.replace("action:", f"scope: {scope}, action:"))
+    bench.run(T0, T0, None, lambda _: [PopulationCells(canary(differs=0), cells)])
+    assert ("trip" in kinds(bench.effects)) == trips
+
+
+@pytest.mark.parametrize(("held", "trips"), [(2, False), (3, True)])
+def test_consecutive_evaluations(held: int, trips: bool) -> None:
+    policy = G5_ONLY.replace("window: 5m", "window: 1s, consecutive: 3")
+    bench = Bench.started(policy)
+    bench.run(
+        T0,
+        T0 + 8,
+        None,
+        lambda second: [
+            PopulationCells(
+                canary(differs=0), [request_cell([600_000 if second < T0 + held else 100_000] * 100)]
+            )
+        ],
+    )
+    assert ("trip" in kinds(bench.effects)) == trips

@@ -22,12 +22,13 @@ from tests.core.gate.build import (
     start_command,
     us,
 )
+from tests.core.gate.test_left_out import NARROW, prompts
 
 
 def test_a_rollout_shows_its_state_share_and_coverage() -> None:
     bench = Bench.started()
     assert bench.core.rollout_gauges(9) == {
-        "chat": {"tripped": 0, "paused": 0, "blind": 0, "canary_millionths": 10_000}
+        "chat": {"tripped": 0, "paused": 0, "left_out": 0, "blind": 0, "canary_millionths": 10_000}
     }
     cells = [PopulationCells(canary(), [pair_cell([0.01] * 8, unmatched__late=2)])]
     bench.run(T0, T0 + 20, lambda _: cells)
@@ -40,6 +41,13 @@ def test_a_rollout_shows_its_state_share_and_coverage() -> None:
     assert (said["tripped"], said["canary_millionths"]) == (1, 0)
     bench.write(bench.core.renew(us(T0 + 41)))
     assert bench.core.rollout_gauges(9)["chat"]["blind"] == 0, "a final state needs no sight"
+
+
+def test_a_narrowed_rollout_waits_for_an_operator_and_counts_what_is_left_out() -> None:
+    bench = Bench.started(NARROW)
+    bench.run(T0, T0 + 8, prompts(0.3))
+    said = bench.core.rollout_gauges(9)["chat"]
+    assert (said["tripped"], said["paused"], said["left_out"]) == (0, 1, 1)
 
 
 def test_a_gate_that_does_not_see_says_so() -> None:

@@ -39,6 +39,18 @@ def test_the_shipped_policy_holds_the_reference_numbers() -> None:
     assert policy.coverage.limit == Fraction(9, 10)
     assert policy.hash == hashlib.sha256(text.encode()).hexdigest()
     assert all(rule.capability in text for rule in policy.rules if rule.capability)
+    node, whole, speed = (rules[name] for name in ("G2-ttft-node", "G2-ttft-stratum", "G2-tps-stratum"))
+    for ruler in (node, whole, speed):
+        assert (ruler.limit, ruler.window_s, ruler.hold_steps) == (Fraction(115, 100), 60, 30)
+        assert (ruler.min_samples, ruler.relative_to, ruler.capability) == (1000, "baseline", "G2")
+        assert not ruler.enforcing, "cries wolf at low rates"
+    assert (node.metric.label, node.scopes, node.action) == ("ttft_us p99", ("node_context",), "eject_node")
+    assert (whole.scopes, whole.action) == (("stratum",), "pause")
+    assert speed.metric.label == "tokens_per_s p50"
+    assert policy.ejection.max_share == Fraction(1, 5)
+    assert not [
+        rule.id for rule in policy.rules if rule.enforcing and rule.action in ("narrow", "eject_node")
+    ]
 
 
 def test_defaults() -> None:
@@ -60,15 +72,41 @@ def test_defaults() -> None:
         ("window: 5m", "window: 0s", 4, "above 0"),
         ("window: 5m", "window: 2h", 4, "3600s"),
         ("limit: 0.05", "limit: .nan", 5, "finite"),
+        ("    limit: 0.05", "    limit: 1.0e-310\n    evidence: anytime", 5, "no finer"),
         ("limit: 0.05", "limit: yes", 5, "number"),
         ("limit: 0.05", "limit: -1", 5, "never below 0"),
         ("action: rollback_l1", "action: rolback_l1", 6, "did you mean 'rollback_l1'"),
-        ("action: rollback_l1", "action: eject_node", 6, "not supported by this version"),
+        ("action: rollback_l1", "action: eject_node", 2, "scope must be of node, node_context"),
+        ("action: rollback_l1", "scope: [node, context]\n    action: eject_node", 6, "scope must be of node"),
+        ("action: rollback_l1", "arm: control\n    action: narrow", 7, "arm must be canary"),
         ("action: rollback_l1", "mode: enforce", 2, "action is missing"),
         ("    limit: 0.05\n", "", 2, "limit is missing"),
-        ("    limit: 0.05", "    limit: 0.05\n    evidence: anytime", 6, "supported: 'point'"),
+        ("    limit: 0.05", "    limit: 0.05\n    evidence: anytime\n    hold: 3s", 7, "adds up by itself"),
+        ("    limit: 0.05", "    limit: 4\n    evidence: anytime", 5, "below 4 nats"),
+        ("    limit: 0.05", "    limit: 0\n    evidence: anytime", 5, "above 0"),
+        (
+            "metric: kl_lower",
+            "evidence: anytime\n    metric: ttft_over_share\n    over: 500ms",
+            3,
+            "use point",
+        ),
+        ("metric: kl_lower", "arm: control\n    metric: excess", 3, "over the control's"),
+        (
+            "metric: kl_lower\n    window: 5m\n    limit: 0.05",
+            "metric: excess\n    window: 5m\n    limit: 0",
+            5,
+            "tolerance above 0",
+        ),
+        ("rules:", "sequential: {alpha: 0}\nrules:", 1, "such as 0.05"),
+        ("rules:", "sequential: {alpha: 0.51}\nrules:", 1, "such as 0.05"),
+        ("rules:", "sequential: {alhpa: 0.05}\nrules:", 1, "did you mean 'alpha'"),
         ("    limit: 0.05", "    limit: 0.05\n    evidence: vibes", 6, "unknown evidence"),
-        ("    limit: 0.05", "    limit: 0.05\n    relative_to: baseline", 6, "not supported yet"),
+        (
+            "    limit: 0.05",
+            "    limit: 0.05\n    relative_to: baseline",
+            6,
+            "distance from the baseline already",
+        ),
         ("    limit: 0.05", "    limit: 0.05\n    step: 5s", 6, "1s"),
         ("    limit: 0.05", "    limit: 0.05\n    min_samples: 0", 6, "whole number"),
         ("    limit: 0.05", "    limit: 0.05\n    min_samples: true", 6, "whole number"),
@@ -89,6 +127,8 @@ def test_defaults() -> None:
         ("rules:", "progression: {mode: sometimes}\nrules:", 1, "unknown mode"),
         ("rules:", "coverage: {limit: 1.1}\nrules:", 1, "0..1"),
         ("rules:", "coverage: {action: trip}\nrules:", 1, "hold"),
+        ("rules:", "ejection: {max_share: 120%}\nrules:", 1, "0..1"),
+        ("rules:", "ejection: {share: 20%}\nrules:", 1, "did you mean"),
         ("    limit: 0.05", "    limit: 0.05\n    limit: 0.06", 6, "twice"),
         ("    limit: 0.05", "    limit: [0.05", 6, "mend the YAML"),
     ],
@@ -103,9 +143,70 @@ def test_every_mistake_is_named(before: str, after: str, line: int, words: str) 
         assert caught.value.line == line
 
 
+RULER = """rules:
+  - id: ruler
+    metric: ttft_us
+    statistic: p99
+    relative_to: baseline
+    window: 60s
+    limit: 1.15
+    scope: stratum
+    action: pause
+"""
+
+
+def test_rulers_relative_to_the_baseline() -> None:
+    (rule,) = parse_policy(RULER).rules
+    assert (rule.relative_to, rule.limit, rule.limit_ratio) == ("baseline", Fraction(23, 20), (23, 20))
+    assert rule.label == "ttft_us p99: canary / baseline"
+    (slower,) = parse_policy(RULER.replace("ttft_us", "tokens_per_s").replace("p99", "p50")).rules
+    assert slower.label == "tokens_per_s p50: baseline / canary"
+    assert parse_policy(RULER).ejection.max_share == Fraction(1, 5)
+    assert parse_policy(RULER + "ejection: {max_share: 1/3}".replace("1/3", "30%")).ejection.max_share == (
+        Fraction(3, 10)
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line", "words"),
+    [
+        ("limit: 1.15", "limit: 0.99", 7, "at least 1"),
+        ("limit: 1.15", "limit: 115%", 7, "number"),
+        ("    limit: 1.15\n", "", 2, "limit is missing"),
+        ("relative_to: baseline", "relative_to: past", 5, "supported: baseline"),
+        ("relative_to: baseline", "relative_to: canary", 5, "unknown relative_to"),
+        ("statistic: p99", "statistic: mean", 5, "quantiles are compared"),
+        ("metric: ttft_us", "metric: tokens_per_second", 3, "did you mean 'tokens_per_s'"),
+        ("scope: stratum", "scope: stratum\n    arm: any", 9, "canary or control is compared"),
+        ("scope: stratum", "scope: stratum\n    arm: baseline", 9, "canary or control is compared"),
+        ("scope: stratum\n    action: pause", "action: narrow\n    traffic: user", 9, "all traffic"),
+    ],
+)
+def test_every_mistake_of_a_ruler_is_named(before: str, after: str, line: int, words: str) -> None:
+    assert before in RULER
+    with pytest.raises(PolicyError) as caught:
+        parse_policy(RULER.replace(before, after), "policy.yaml")
+    assert words in str(caught.value)
+    assert caught.value.line == line
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        (
+            "rules: [{id: t, metric: tokens_per_s, statistic: p50, window: 60s, limit: 20, action: pause}]",
+            "relative_to: baseline",
+        ),
+        (
+            "rules: [{id: t, metric: tokens_per_s, relative_to: baseline, window: 60s, limit: 1.15,"
+            " statistic: mean, action: pause}]",
+            "a quantile such as p50",
+        ),
+        (
+            "rules: [{id: t, metric: ttft_over_share, over: 500ms, window: 60s, limit: 1.15,"
+            " relative_to: baseline, action: pause}]",
+            "quantiles are compared",
+        ),
         ("rules: []", "at least one rule"),
         ("", "at least one rule"),
         ("- 3", "keys are expected"),

@@ -142,6 +142,17 @@ def unwarm(bench: Bench) -> None:
     bench.judge(LAST)
 
 
+def otherwise(bench: Bench) -> None:
+    """The worker of klaxon.logits has other settings from T0 + 5 on: something else scores."""
+    bench.run(T0, T0 + 4, healthy_pairs(20), quick_requests(20))
+    for topic in bench.sources:
+        hashes = {"settings_hash": "other"} if topic == LOGITS else {}
+        cells = healthy_pairs(20) if topic == LOGITS else quick_requests(20) if topic == REQUESTS else None
+        contents = {at: cells(at) for at in range(T0 + 5, LAST + 1)} if callable(cells) else {}
+        bench.read(final(topic, T0 + 5, LAST, contents, **hashes))
+    bench.judge(LAST)
+
+
 def silence(bench: Bench) -> None:
     """Requests alone go on."""
     bench.run(T0, LAST, healthy_pairs(20), quick_requests(20))
@@ -180,6 +191,13 @@ CASES: list[tuple[str, Callable[[Bench], object], str, str, str]] = [
         "G3: 3 s of klaxon.logits/0 are unknown (its worker began too late to see them whole); they leave its"
         " window in 58 s",
         "wait",
+    ),
+    (
+        "a worker that scores with something else",
+        otherwise,
+        "blind",
+        f"second {LAST} of klaxon.logits/0 is unknown (closed with other content settings than the gate's)",
+        "all of them the scoring kernel or none",
     ),
     (
         "over the limit, not yet for long enough",
@@ -245,7 +263,7 @@ def test_the_first_obstacle_says_exactly_why(
     bench = Bench.started(POLICY)
     happened(bench)
     newest = bench.core._intake.done
-    at = LAST + 50 if code == "blind" else newest
+    at = LAST + 50 if "s old" in sentence else newest
     first = found(bench, at)[0]
     assert (first.code, first.sentence[: len(sentence)]) == (code, sentence)
     assert remedy in first.remedy

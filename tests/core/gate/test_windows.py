@@ -105,3 +105,11 @@ def test_a_folded_second_closes_what_was_open() -> None:
     window.fold(7, {("all", ""): {0: 2}})
     window.patch(7, ("all", ""), {0: 9}, 1)
     assert window.ahead(("all", ""), 7) == {0: 2}
+
+
+def test_seconds_that_cancel_each_other_leave_nothing_behind() -> None:
+    """Evidence that is taken out may be all that a scope has, or, in a broken bucket, more."""
+    window = Window(2)
+    for second, amount in ((1, 5), (2, -5), (3, 5), (4, 0), (5, 0), (6, 0)):
+        window.fold(second, {("all", ""): {0: amount} if amount else {}})
+    assert (window.totals, window.seconds) == ({}, {})
