@@ -21,6 +21,7 @@ from schemas.columns import (
     RequestColumns,
     TelemetryColumns,
 )
+from schemas.envelope import unknown_version
 from schemas.json_codec import RECORD
 from schemas.tabulate import logit_columns, request_columns, telemetry_columns
 from schemas.topics import COLUMNS, CONTENT_TYPE, JSON, TICK
@@ -59,7 +60,7 @@ def _decode(
         return from_json(value)
     if kind == COLUMNS:
         decoded = from_columns(value)
-        if decoded.header is None and (version := columnar_codec.unknown_version(value, what)) is not None:
+        if decoded.header is None and (version := unknown_version(value, what)) is not None:
             return replace(decoded, unknown_version=version)
         return decoded
     reason = f"unknown; known: {JSON}, {COLUMNS}"

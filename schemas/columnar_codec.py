@@ -1,8 +1,8 @@
-"""The columnar envelope: one array-like msgpack struct of little-endian column blobs.
+"""Columnar records into columns, and columns into records (`envelope`).
 
-Every blob holds one value per event, or a single one that holds for all. Lengths are checked against n and
-against the sum of answer lengths before anything is viewed; then all values are checked against the limits of
-the event types at once. A blob of the wrong length refuses the record, a bad value only its event.
+Lengths are checked against n and against the sum of answer lengths before anything is viewed; then all values
+are checked against the limits of the event types at once. A blob of the wrong length refuses the record, a
+bad value only its event.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from schemas.columns import (
     F4,
+    KEY_IDS,
+    NO_LABEL,
     NOT_LISTED,
     NOT_LISTED_LOGPROB,
     BatchHeader,
@@ -29,8 +30,8 @@ from schemas.columns import (
     RequestColumns,
     TelemetryColumns,
 )
+from schemas.envelope import VERSION, Envelope, LogitEnvelope, RequestEnvelope, TelemetryEnvelope
 from schemas.errors import EncodingError
-from schemas.events import Count, Name
 from schemas.json_codec import MAX_EVENTS, RECORD, explain
 from schemas.json_codec import decode_telemetry as decode_json_telemetry
 from schemas.layout import ETAS, LOGIT_LAYOUT, REQUEST_LAYOUT, Layout
@@ -38,54 +39,15 @@ from schemas.select import drop_unreadable, in_order, take_logits, take_requests
 from schemas.tabulate import RequestExtras, blank_infinite, logit_columns, offsets_of, request_columns, settle
 from schemas.wire_columns import BlobError, constant_labels, constant_numbers, read_label, read_number
 
-VERSION: Final = 1
 MAX_ID: Final = 2**31 - 1
-
-
-class Envelope(Struct, frozen=True, array_like=True):
-    """What every envelope begins with; `Whole` and the kinds below follow it field by field."""
-
-    v: int
-    kind: str
-    n: int
-    producer_id: Name
-    sequence: Count
-    dropped: dict[str, Count]
-
-
-class RequestEnvelope(Envelope, frozen=True, array_like=True):
-    """n request events: numbers in the order of REQUEST_LAYOUT, labels as (dictionary, u2 codes)."""
-
-    signature: bytes
-    pair_id: bytes
-    numbers: list[bytes]
-    labels: list[tuple[list[str], bytes]]
-    extras: dict[int, bytes]
-
-
-class LogitEnvelope(Envelope, frozen=True, array_like=True):
-    """n logit events; ids are i4 or i8 (`id_bytes`), log-probabilities f4, both row-major per answer."""
-
-    signature: bytes
-    pair_id: bytes
-    numbers: list[bytes]
-    labels: list[tuple[list[str], bytes]]
-    id_bytes: int
-    tokens: bytes
-    top_ids: bytes
-    top_logprobs: bytes
-
-
-class TelemetryEnvelope(Envelope, frozen=True, array_like=True):
-    """n node events as one JSON array: telemetry is small, its envelope only numbers the batch."""
-
-    events: bytes
-
 
 _requests: Final = msgspec.msgpack.Decoder(RequestEnvelope)
 _logits: Final = msgspec.msgpack.Decoder(LogitEnvelope)
 _telemetry: Final = msgspec.msgpack.Decoder(TelemetryEnvelope)
 _extras: Final = msgspec.json.Decoder(RequestExtras)
+NO_KEY_IDS: Final[tuple[list[str], bytes]] = ([], NO_LABEL.to_bytes(2, "little"))
+"""What batches without the last label column, `key_ids`, would hold there."""
+_ETAS: Final = np.array(ETAS)
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -139,6 +101,8 @@ def _numbers(layout: Layout, blobs: Sequence[bytes], n: int, faults: _Faults) ->
 def _labels(
     layout: Layout, wire: Sequence[tuple[list[str], bytes]], n: int, faults: _Faults
 ) -> dict[str, LabelColumn]:
+    if len(wire) == len(layout.labels) - 1:
+        wire = [*wire, NO_KEY_IDS if n else ([], b"")]
     if len(wire) != len(layout.labels):
         _refuse("labels", f"{len(wire)} label columns; {layout.kind} have {len(layout.labels)}")
     columns, others = constant_labels(layout, wire, n)
@@ -190,25 +154,6 @@ def _common(
         )
     }
     return {"n": n, "signature": signature, "pair_id": pair_id, "labels": labels, **shared}, dict(numbers)
-
-
-class _Head(Struct, frozen=True, array_like=True):
-    """What envelopes of every version begin with."""
-
-    v: int
-    kind: str
-
-
-_head: Final = msgspec.msgpack.Decoder(_Head)
-
-
-def unknown_version(value: bytes, kind: str) -> int | None:
-    """The version of an envelope of this kind if it is one that is not read here, however it goes on."""
-    try:
-        head = _head.decode(value)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return head.v if head.kind == kind and head.v > VERSION else None
 
 
 def _header(envelope: Envelope) -> BatchHeader:
@@ -310,9 +255,8 @@ def _logit_columns(
     logprobs = np.frombuffer(envelope.top_logprobs, dtype="<f4")
     if least_id < 0 or not _all_listed(logprobs):
         top_ids, logprobs = settle(*blank_infinite(top_ids, logprobs, lengths, k))
-    eta_code = numbers.pop("eta")
     # A code out of range is a fault of its event already; the clip only keeps the look-up inside the table.
-    eta = np.array(ETAS)[np.minimum(eta_code, len(ETAS) - 1)]
+    eta = _ETAS.take(numbers.pop("eta"), mode="clip")
     return LogitColumns(
         **shared,
         **numbers,
@@ -360,9 +304,9 @@ def decode_telemetry(value: bytes) -> Decoded[TelemetryColumns]:
 
 def _shrunk(column: NDArray[Any]) -> bytes:
     """The blob of a column: one value where all are alike."""
-    if len(column) > 1 and bool((column == column[0]).all()):
-        column = column[:1]
-    return column.tobytes()
+    blob = column.tobytes()
+    first = blob[: column.itemsize]
+    return first if blob == first * len(column) else blob
 
 
 def _wire_numbers(layout: Layout, columns: LabelsColumns, derived: dict[str, NDArray[Any]]) -> list[bytes]:
@@ -381,7 +325,8 @@ def _wire_labels(layout: Layout, columns: LabelsColumns) -> list[tuple[list[str]
     for name in layout.labels:
         column = columns.labels[name]
         wire.append((list(column.values), _shrunk(column.codes.astype("<u2", copy=False))))
-    return wire
+    # Readers that know no key_ids read what has none.
+    return wire if columns.labels[KEY_IDS].values else wire[:-1]
 
 
 def _wire_pair_ids(columns: LabelsColumns) -> bytes:

@@ -56,6 +56,11 @@ LABELS: Final = (
 )
 """Label columns of requests and logits, in wire order."""
 
+KEY_IDS: Final = "key_ids"
+"""The label column that comes after all others: where no event states it, the batch ends before it."""
+
+LOGIT_LABELS: Final = (*LABELS, KEY_IDS)
+
 REQUEST_LABELS: Final = (
     *LABELS,
     "error",
@@ -64,6 +69,7 @@ REQUEST_LABELS: Final = (
     "prompt_id",
     "consent_id",
     "snapshot_id",
+    KEY_IDS,
 )
 
 DEFINITIONS: Final = ("raw", "temperature", "processed")
@@ -131,7 +137,7 @@ class LabelsColumns:
     """Valid where `has_seed`."""
     has_seed: Bool
     labels: Mapping[str, LabelColumn]
-    """Every name of LABELS (requests: of REQUEST_LABELS)."""
+    """Every name of LOGIT_LABELS (requests: of REQUEST_LABELS)."""
 
 
 @dataclass(frozen=True, slots=True)

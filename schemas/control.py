@@ -19,8 +19,8 @@ CommandName = Literal[
 ]
 RolloutState = Literal["observing", "paused", "narrowed", "promoted", "tripped"]
 DecisionKind = Literal[
-    "command", "refused", "trip", "step", "pause", "promote", "gap", "eject", "hold", "close", "advise",
-    "reassert",
+    "command", "refused", "trip", "step", "pause", "promote", "gap", "eject", "narrow", "hold", "close",
+    "advise", "reassert",
 ]  # fmt: skip
 Verdict = Literal["pass", "trip", "not_enough_data", "error"]
 Percent = Annotated[float, Meta(ge=0, le=100)]
@@ -102,6 +102,14 @@ class Cause(Struct, frozen=True, kw_only=True, omit_defaults=True):
     limit: float | None = None
     window_us: int | None = None
     samples: int | None = None
+    evidence: float | None = None
+    """Of a sequential rule: how many times its stake betting against "nothing is over the limit" has won …"""
+    evidence_bound: float | None = None
+    """… and where that trips."""
+    level: float | None = None
+    """With `baseline` and `baseline_samples`: as in Evaluation, of a rule relative to the baseline."""
+    baseline: float | None = None
+    baseline_samples: int | None = None
     coverage: float | None = None
     scope: str | None = None
     located: Located | None = None
@@ -143,6 +151,12 @@ class Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     limit: float | None = None
     samples: int = 0
     reason: str = ""
+    level: float | None = None
+    """Of a rule relative to the baseline, whose `value` is a ratio: what the canary measures, in the
+    metric's unit (µs, tokens per second) …"""
+    baseline: float | None = None
+    """… and what its like of the baseline does."""
+    baseline_samples: int | None = None
 
 
 class Inputs(Struct, frozen=True, kw_only=True):
@@ -164,6 +178,8 @@ class Decision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     directive: Directive | None
     inputs: Inputs
     evaluations: tuple[Evaluation, ...] = ()
+    evaluations_left_out: int = 0
+    """Of parts of a large fleet: those that say least."""
     command_id: str | None = None
     reason: str = ""
 

@@ -66,6 +66,8 @@ class Labels(Struct, frozen=True, kw_only=True, omit_defaults=True):
     region: Text | None = None
     tenant: Text | None = None
     cached_tokens: Tokens | None = None
+    key_ids: Text | None = None
+    """Of the keys that hide what is said: the signature's and session's; a comma; the tokens', if hidden."""
 
 
 class Step(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -3,16 +3,26 @@
 Kafka keeps names as bytes, and producers in other languages write any. aiokafka raises UnicodeDecodeError out
 of every poll from there on: whoever may write a topic could stop all who read it, for as long as the record
 is kept. Importing this module replaces two names in aiokafka's fetcher, for every consumer of the process.
-What is left of the fetch at fault is taken apart in Python, with U+FFFD in such names.
+What is left of the fetch at fault is taken apart in Python, with U+FFFD in such names. A batch that unpacks
+to too much (`unpacking.py`) is left out. Checksums are verified here, too (`checksums.py`).
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
 from aiokafka.consumer import fetcher
+from aiokafka.errors import CorruptRecordException
 from aiokafka.record import default_records
+
+from schemas import checksums
+from schemas.plain import Log, Plain
+from schemas.unpacking import MOST_BYTES, TooLargeError
+
+log: Log = logging.getLogger("klaxon.broker")
 
 PRIVATE_NAMES: Final = {
     "aiokafka.consumer.fetcher": ("MemoryRecords", "PartitionRecords"),
@@ -30,6 +40,22 @@ _LAST_DELTA_AT: Final = 23
 _Batch: Any = vars(default_records)["_DefaultRecordBatchPy"]
 _MemoryRecords: Any = fetcher.MemoryRecords
 _PartitionRecords: Any = fetcher.PartitionRecords
+
+
+_counting: Final = threading.Lock()
+_left_out = 0
+
+
+def batches_left_out() -> int:
+    """Batches that this process left out so far, because they unpack to too much; each time it met them."""
+    return _left_out
+
+
+def _count_left_out() -> None:
+    """From whichever thread reads."""
+    global _left_out
+    with _counting:
+        _left_out += 1
 
 
 class _Bytes(bytearray):
@@ -57,13 +83,37 @@ class _Records(_MemoryRecords):  # type: ignore[misc]  # as above
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
         self.data = data
+        self.verifies = False
+        """Whether a batch that is not what was written raises CorruptRecordException."""
+        self._at = 0
+
+    def next_batch(self) -> Any:
+        """It."""
+        batch = super().next_batch()
+        begin = self._at
+        self._at += _HEAD + int.from_bytes(self.data[begin + _LENGTH_AT : begin + _HEAD], "big", signed=True)
+        if self.verifies:
+            _verify(batch, self.data, begin, self._at)
+        return batch
+
+
+def _verify(batch: Any, data: bytes, begin: int, end: int) -> None:
+    """Raise CorruptRecordException, as aiokafka does, if the batch that stands there was damaged."""
+    if checksums.is_current(data, begin):
+        intact = checksums.is_intact(data, begin, end)
+    else:
+        intact = batch.validate_crc()
+    if not intact:
+        offset = int.from_bytes(data[begin : begin + _LENGTH_AT], "big")
+        raise CorruptRecordException(f"invalid CRC of the batch at offset {offset}")
 
 
 class _ForgivingRecords:
     """What is left of such a run from the batch that holds this offset on."""
 
-    def __init__(self, data: bytes, offset: int) -> None:
+    def __init__(self, data: bytes, offset: int, *, verifies: bool) -> None:
         self.data = data
+        self.verifies = verifies
         self._at = 0
         while self.has_next() and self._int(0, 8) + self._int(_LAST_DELTA_AT, 4) < offset:
             self._at = self._end
@@ -78,9 +128,18 @@ class _ForgivingRecords:
 
     def next_batch(self) -> Any:
         """It."""
-        batch = self.data[self._at : self._end]
+        data = self.data[self._at : self._end]
         self._at = self._end
-        return _ForgivingBatch(batch) if batch[_MAGIC_AT] >= 2 else _MemoryRecords(batch).next_batch()
+        batch = _ForgivingBatch(data) if data[_MAGIC_AT] >= 2 else _MemoryRecords(data).next_batch()
+        if self.verifies:
+            _verify(batch, data, 0, len(data))
+        return batch
+
+    def skip(self) -> int:
+        """Leave the next batch out; the offset after it."""
+        after = self._int(0, 8) + self._int(_LAST_DELTA_AT, 4) + 1
+        self._at = self._end
+        return after
 
     def _int(self, at: int, size: int) -> int:
         return int.from_bytes(self.data[self._at + at : self._at + at + size], "big", signed=True)
@@ -88,13 +147,38 @@ class _ForgivingRecords:
 
 class _Tolerant(_PartitionRecords):  # type: ignore[misc]  # as above
     _records: Any
+    _check_crcs: bool
+    next_fetch_offset: int
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        if checksums.IS_FAST:
+            self._records.verifies, self._check_crcs = self._check_crcs, False
 
     def _unpack_records(self) -> Iterator[Any]:
-        try:
-            yield from super()._unpack_records()
-        except UnicodeDecodeError:
-            self._records = _ForgivingRecords(self._records.data, self.next_fetch_offset)
-            yield from super()._unpack_records()
+        while True:
+            try:
+                yield from super()._unpack_records()
+            except UnicodeDecodeError:
+                self._records = self._rest()
+            except TooLargeError:
+                rest = self._rest()
+                before, self.next_fetch_offset = self.next_fetch_offset, rest.skip()
+                self._records = rest
+                _count_left_out()
+                log.error(
+                    "%s/%d: a batch at offset %d to %d unpacks to more than %d MiB and is left out; see who "
+                    "writes there",
+                    Plain(self._tp.topic), self._tp.partition, before, self.next_fetch_offset - 1,
+                    MOST_BYTES >> 20,
+                )  # fmt: skip
+            else:
+                return
+
+    def _rest(self) -> _ForgivingRecords:
+        """What was not read yet."""
+        records = self._records
+        return _ForgivingRecords(records.data, self.next_fetch_offset, verifies=records.verifies)
 
 
 fetcher.MemoryRecords = _Records

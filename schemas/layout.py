@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from schemas.columns import ABSENT, LABELS, REQUEST_LABELS
+from schemas.columns import ABSENT, LOGIT_LABELS, REQUEST_LABELS
 from schemas.events import LogitEvent, RequestEvent
 
 Wire = Literal["<i8", "<i4", "<f8", "<u2", "|i1", "|u1"]
@@ -157,5 +157,5 @@ LOGIT_LAYOUT: Final = _layout(
         NumberColumn("length", "<u2", 0, 65_535),
         NumberColumn("ended", "|i1", 0, 1, optional=True),
     ),
-    LABELS,
+    LOGIT_LABELS,
 )

@@ -16,7 +16,7 @@ class PairBatch(Struct, array_like=True):
     partition: int
     offset: int
     estimator: str
-    """Name and version of the per-position estimator, e.g. "kl_lower/2"."""
+    """Name and version of the per-position estimator, e.g. "kl_lower/3"."""
     dictionary: list[str]
     rollout: list[int]
     arm: list[int]

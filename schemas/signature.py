@@ -64,5 +64,5 @@ def prompt_signature(
     """32 lower-case hex digits. `key`: at least 16 bytes, else SignatureError."""
     if len(key) < MIN_KEY_BYTES:
         raise SignatureError(f"signature key of {len(key)} bytes; at least {MIN_KEY_BYTES} are needed")
-    digest = hmac.new(key, canonical_bytes(request_type, texts, sampling), hashlib.sha256).digest()
+    digest = hmac.digest(key, canonical_bytes(request_type, texts, sampling), hashlib.sha256)
     return digest[:SIGNATURE_BYTES].hex()

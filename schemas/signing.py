@@ -31,6 +31,8 @@ class Use(StrEnum):
 
     DIRECTIVES = "directives"
     COMMANDS = "commands"
+    CONSENT = "consent"
+    """What users agreed to: no record, but a header that gateways read."""
 
 
 USE_OF: Final[Mapping[Topic, Use]] = {Topic.CONTROL: Use.DIRECTIVES, Topic.COMMANDS: Use.COMMANDS}

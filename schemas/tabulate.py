@@ -22,8 +22,10 @@ from schemas.columns import (
     F4,
     GAUGES,
     I8,
+    KEY_IDS,
     KINDS,
     LABELS,
+    LOGIT_LABELS,
     NO_LABEL,
     NOT_LISTED,
     NOT_LISTED_LOGPROB,
@@ -75,9 +77,14 @@ _COMMON_FIELDS: Final = (
 )
 _REQUEST_ONLY: Final = ("shadow", "status", "ttft_us", "itl_us", "output_tokens", "stream", "parse_depth")
 _REQUEST_NAMES: Final = (*_COMMON_FIELDS, *_REQUEST_ONLY, *REQUEST_LABELS[len(LABELS) :], *EXTRA_FIELDS)
-_LOGIT_NAMES: Final = (*_COMMON_FIELDS, "expected_arms", "definition", "source", "kind", "precision", "ended")
+_LOGIT_ONLY: Final = ("expected_arms", "definition", "source", "kind", "precision", "ended")
+_LOGIT_NAMES: Final = (*_COMMON_FIELDS, KEY_IDS, *_LOGIT_ONLY)
 _request_values: Final = attrgetter(*_REQUEST_NAMES)
 _logit_values: Final = attrgetter(*_LOGIT_NAMES)
+
+_NO_LABELS: Final = np.full(1024, NO_LABEL, dtype=np.uint16)
+_FIRST_LABELS: Final = np.zeros(1024, dtype=np.uint16)
+_NO_LABELS.flags.writeable = _FIRST_LABELS.flags.writeable = False
 
 Table = dict[str, Sequence[Any]]
 
@@ -92,14 +99,19 @@ def _optional(values: Sequence[Any], dtype: type[np.generic]) -> NDArray[Any]:
     return np.array([ABSENT if v is None else v for v in values], dtype=dtype)
 
 
+def _alike(kept: NDArray[np.uint16], n: int, code: int) -> NDArray[np.uint16]:
+    """n times the same code; of a small batch a view of what is kept, which nobody may write to."""
+    return kept[:n] if n <= len(kept) else np.full(n, code, dtype=np.uint16)
+
+
 def label_column(texts: Sequence[str | None]) -> LabelColumn:
     """Dictionary-encode; the dictionary stands in order of first appearance."""
     n = len(texts)
     if n and texts.count(texts[0]) == n:
         first = texts[0]
         if first is None:
-            return LabelColumn((), np.full(n, NO_LABEL, dtype=np.uint16))
-        return LabelColumn((first,), np.zeros(n, dtype=np.uint16))
+            return LabelColumn((), _alike(_NO_LABELS, n, NO_LABEL))
+        return LabelColumn((first,), _alike(_FIRST_LABELS, n, 0))
     codes: dict[str, int] = {}
     coded = [NO_LABEL if t is None else codes.setdefault(t, len(codes)) for t in texts]
     return LabelColumn(tuple(codes), np.array(coded, dtype=np.uint16))
@@ -272,7 +284,7 @@ def logit_columns(events: Sequence[LogitEvent]) -> LogitColumns:
     )
     top_ids, top_logprobs = blank_infinite(top_ids, top_logprobs, lengths, k_column)
     return LogitColumns(
-        **_common(table, LABELS),
+        **_common(table, LOGIT_LABELS),
         expected_arms=np.array([_arm_mask(arms) for arms in table["expected_arms"]], dtype=np.uint8),
         definition=np.array([_DEFINITION_CODE[d] for d in table["definition"]], dtype=np.uint8),
         source=np.array([_SOURCE_CODE[s] for s in table["source"]], dtype=np.uint8),

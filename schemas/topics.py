@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from enum import StrEnum
 from typing import Final
 
@@ -68,8 +69,7 @@ def murmur2(data: bytes) -> int:
     length = len(data)
     h = 0x9747B28C ^ length
     body = length & ~3
-    for at in range(0, body, 4):
-        k = int.from_bytes(data[at : at + 4], "little")
+    for k in struct.unpack_from(f"<{length >> 2}I", data):
         k = (k * m) & 0xFFFFFFFF
         k = ((k ^ (k >> 24)) * m) & 0xFFFFFFFF
         h = ((h * m) & 0xFFFFFFFF) ^ k

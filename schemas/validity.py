@@ -114,12 +114,12 @@ def _plainly_readable(columns: LogitColumns, lengths: NDArray[np.int64]) -> bool
     k = int(columns.k[0]) if columns.n else 0
     if k == 0 or k > _FEW or int(lengths.min()) == 0 or bool((columns.k != k).any()):
         return False
-    index = columns.entry_offsets[:-1, None] + np.arange(k)
-    ids, values = columns.top_ids[index], columns.top_logprobs[index].astype(np.float64, copy=False)
+    index = columns.entry_offsets[:-1] + np.arange(k)[:, None]
+    ids, values = columns.top_ids.take(index), columns.top_logprobs.take(index)
     if int(ids.min()) < 0 or not -np.inf < values.min() <= values.max() <= 0.0:
         return False
-    mass = np.exp(values).sum(axis=1).max()
-    distinct = np.count_nonzero(ids[:, :, None] == ids[:, None, :]) == columns.n * k
+    mass = np.exp(values).sum(axis=0).max()
+    distinct = np.count_nonzero(ids[:, None] == ids) == columns.n * k
     return bool(mass <= 1 + MASS_SLACK / 2 and distinct)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from schemas.columns import DEFINITIONS, KINDS, LABELS, SOURCES, LabelColumn
+from schemas.columns import DEFINITIONS, KINDS, LOGIT_LABELS, SOURCES, LabelColumn
 from schemas.events import ARMS, LogitEvent, NodeEvent, RequestEvent
 
 SMALL = st.integers(0, 2**31 - 1)
@@ -22,7 +22,7 @@ REQUIRED_LABELS = {"rollout": NAME, "node": NAME, "model_version": NAME}
 
 
 def labels() -> dict[str, Any]:
-    fields: dict[str, Any] = dict.fromkeys(LABELS, OPTIONAL_TEXT)
+    fields: dict[str, Any] = dict.fromkeys(LOGIT_LABELS, OPTIONAL_TEXT)
     fields.update(REQUIRED_LABELS)
     fields.update(
         arm=st.sampled_from(ARMS),
@@ -89,7 +89,7 @@ def random_logit_event(rng: random.Random) -> LogitEvent:
     widths = [k if even else rng.randint(0, 7) for _ in range(positions)]
     others = [w if even or rng.random() < 0.7 else rng.randint(0, 7) for w in widths]
     names = ("token_bytes", "top_bytes") if as_bytes else ("tokens", "top_ids")
-    optional = {name: f"{name}-{rng.randint(0, 2)}" for name in LABELS if rng.random() < 0.5}
+    optional = {name: f"{name}-{rng.randint(0, 2)}" for name in LOGIT_LABELS if rng.random() < 0.5}
     labels = {**optional, "rollout": "r", "node": f"n{rng.randint(0, 3)}", "model_version": "m"}
     lists: dict[str, Any] = {
         names[0]: tuple(token() for _ in range(positions)),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from schemas import codec, columnar_codec, json_codec
 from schemas.columns import ABSENT, NO_LABEL, NOT_LISTED, BatchHeader
+from schemas.envelope import LogitEnvelope, RequestEnvelope
 from schemas.examples import valid_examples
 from schemas.identity import pair_id_bytes
 from schemas.json_codec import split_array
@@ -294,22 +295,20 @@ def test_split_array(text: bytes, parts: list[bytes] | None) -> None:
 # --- hostile envelopes ----------------------------------------------------------------------------------
 
 
-def _logit_envelope() -> columnar_codec.LogitEnvelope:
+def _logit_envelope() -> LogitEnvelope:
     events = logit_events_of("one", "required-only", "array")
     value = codec.encode_logits(logit_columns(events[:3]), HEADER)
-    return msgspec.msgpack.decode(value, type=columnar_codec.LogitEnvelope)
+    return msgspec.msgpack.decode(value, type=LogitEnvelope)
 
 
-def _request_envelope() -> columnar_codec.RequestEnvelope:
+def _request_envelope() -> RequestEnvelope:
     value = codec.encode_requests(request_columns(request_events_of("array")), HEADER)
-    return msgspec.msgpack.decode(value, type=columnar_codec.RequestEnvelope)
+    return msgspec.msgpack.decode(value, type=RequestEnvelope)
 
 
 def _refused(envelope: Any, **changes: Any) -> tuple[str, int]:
     value = msgspec.msgpack.encode(msgspec.structs.replace(envelope, **changes))
-    decode = (
-        codec.decode_logits if isinstance(envelope, columnar_codec.LogitEnvelope) else codec.decode_requests
-    )
+    decode = codec.decode_logits if isinstance(envelope, LogitEnvelope) else codec.decode_requests
     decoded = decode(value, COLUMNS)
     assert [r.position for r in decoded.rejected] == [None]
     assert decoded.header is None
@@ -362,11 +361,28 @@ def test_every_number_column_has_its_length_checked() -> None:
 
 def test_every_label_column_has_its_length_checked() -> None:
     envelope = _request_envelope()
+    every = [*envelope.labels, columnar_codec.NO_KEY_IDS]
     for i, name in enumerate(columnar_codec.REQUEST_LAYOUT.labels):
-        labels = list(envelope.labels)
+        labels = list(every)
         labels[i] = (labels[i][0], b"\0" * 5)
         assert _refused(envelope, labels=labels) == (name, 0)
-    assert _refused(envelope, labels=envelope.labels[:-1])[0] == "labels"
+    assert _refused(envelope, labels=every[:-2])[0] == "labels"
+    assert _refused(envelope, labels=[*every, every[-1]])[0] == "labels"
+
+
+@pytest.mark.parametrize("stated", [(), (1,), (0, 1, 2)])
+def test_a_batch_in_which_no_event_states_key_ids_ends_before_them(stated: tuple[int, ...]) -> None:
+    """So that readers from before they were there read it; and their batches are read here."""
+    events = [
+        msgspec.structs.replace(event, key_ids="a,b" if number in stated else None)
+        for number, event in enumerate(request_events_of("array")[:1] * 3)
+    ]
+    value = codec.encode_requests(request_columns(events), HEADER)
+    envelope = msgspec.msgpack.decode(value, type=RequestEnvelope)
+    assert len(envelope.labels) == len(columnar_codec.REQUEST_LAYOUT.labels) - (not stated)
+    column = codec.decode_requests(value, COLUMNS).columns.labels["key_ids"]
+    assert [column.get(at) for at in range(3)] == ["a,b" if at in stated else None for at in range(3)]
+    assert codec.decode_requests(codec.encode_requests(request_columns([]), HEADER), COLUMNS).rejected == ()
 
 
 @pytest.mark.parametrize("n", [-1, 2, 4, 70_000, 2**62])
@@ -446,9 +462,7 @@ def test_ids_outside_their_range_refuse_their_event_only() -> None:
         columns = logit_columns(logit_events_of(*names))
         top_ids = columns.top_ids.copy()
         top_ids[1] = wrong
-        envelope = msgspec.msgpack.decode(
-            codec.encode_logits(columns, HEADER), type=columnar_codec.LogitEnvelope
-        )
+        envelope = msgspec.msgpack.decode(codec.encode_logits(columns, HEADER), type=LogitEnvelope)
         value = msgspec.msgpack.encode(msgspec.structs.replace(envelope, top_ids=top_ids.tobytes()))
         decoded = codec.decode_logits(value, COLUMNS)
         assert [(r.position, r.field) for r in decoded.rejected] == [(0, "top_ids")]
@@ -459,7 +473,7 @@ def test_nan_on_the_wire_spoils_its_position_only() -> None:
     columns = logit_columns(logit_events_of("one"))
     logprobs = columns.top_logprobs.copy()
     logprobs[7] = np.nan
-    envelope = msgspec.msgpack.decode(codec.encode_logits(columns, HEADER), type=columnar_codec.LogitEnvelope)
+    envelope = msgspec.msgpack.decode(codec.encode_logits(columns, HEADER), type=LogitEnvelope)
     value = msgspec.msgpack.encode(msgspec.structs.replace(envelope, top_logprobs=logprobs.tobytes()))
     decoded = codec.decode_logits(value, COLUMNS)
     assert decoded.rejected == ()

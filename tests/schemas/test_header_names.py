@@ -33,13 +33,13 @@ class Name(str):
         return self.data
 
 
-def log(batches: Names, codec: int) -> bytes:
-    """Batches as a broker returns them."""
+def log(batches: Names, codec: int, *, zeros: int = 0) -> bytes:
+    """Batches as a broker returns them. `zeros`: how many follow each value."""
     data, offset = b"", 0
     for names in batches:
-        builder: Any = _DefaultRecordBatchBuilderPy(2, codec, False, -1, -1, -1, 1 << 20)
+        builder: Any = _DefaultRecordBatchBuilderPy(2, codec, False, -1, -1, -1, 1 << 30)
         for at, name in enumerate(names):
-            assert builder.append(at, 1, b"k", b"%d" % (offset + at), [(Name(name), b"h")])
+            assert builder.append(at, 1, b"k", b"%d" % (offset + at) + bytes(zeros), [(Name(name), b"h")])
         built = bytearray(builder.build())
         built[:8] = offset.to_bytes(8)  # outside the checksum, as brokers write it
         data, offset = data + built, offset + len(names)
