@@ -153,26 +153,59 @@ class Sound:
     refused: list[int]
 
 
-def encode_sound(codec: Codec, events: Sequence[Any], header: BatchHeader) -> Sound:
-    """Encode, leaving out what a reader would refuse: the value is read back once, as its readers will."""
-    value, refused = _try(codec, events, header)
+_readable: Final = {kind: msgspec.json.Decoder(kind) for kind in (RequestEvent, LogitEvent)}
+_LISTS: Final[dict[str, Any]] = {
+    "tokens": None, "top_ids": None, "token_bytes": None, "top_bytes": None, "top_logprobs": (),
+}  # fmt: skip
+
+
+def is_readable(event: Any) -> bool:
+    """Whether every field but tokens' lists, of which encoding says it, is what the schema allows."""
+    decoder = _readable.get(type(event))
+    if decoder is None:
+        return True
+    try:
+        decoder.decode(
+            msgspec.json.encode(
+                msgspec.structs.replace(event, **_LISTS) if isinstance(event, LogitEvent) else event
+            )
+        )
+    except (msgspec.MsgspecError, TypeError, ValueError):
+        return False
+    return True
+
+
+def encode_sound(
+    codec: Codec, events: Sequence[Any], header: BatchHeader, *, read_back: bool = True
+) -> Sound:
+    """Encode, leaving out what a reader would refuse: the value is read back once, as its readers will.
+
+    `read_back` False: each event is looked at by itself, which costs less where batches are small.
+    """
+    value, refused = _try(codec, events, header, read_back=read_back)
     if not refused:
         assert value is not None
         return Sound(list(events), value, [])
     if value is None:
         # Something in the batch is not even of its type: find out which, one by one.
-        refused = [i for i, event in enumerate(events) if _try(codec, [event], header)[1]]
+        refused = [i for i, event in enumerate(events) if _try(codec, [event], header, read_back=True)[1]]
     bad = set(refused)
     kept = [event for i, event in enumerate(events) if i not in bad]
     return Sound(kept, codec.encode(kept, header), sorted(bad))
 
 
-def _try(codec: Codec, events: Sequence[Any], header: BatchHeader) -> tuple[bytes | None, list[int]]:
+def _try(
+    codec: Codec, events: Sequence[Any], header: BatchHeader, *, read_back: bool
+) -> tuple[bytes | None, list[int]]:
     """Value and refused indices; (None, all) where the batch cannot be encoded or read as a whole."""
+    if not read_back and (refused := [i for i, event in enumerate(events) if not is_readable(event)]):
+        return b"", refused
     try:
         value = codec.encode(events, header)
     except _MISFITS:
         return None, list(range(len(events)))
+    if not read_back:
+        return value, []
     positions = [rejected.position for rejected in codec.refused(value)]
     refused = [position for position in positions if position is not None]
     if len(refused) != len(positions):

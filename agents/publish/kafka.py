@@ -15,6 +15,7 @@ from aiokafka.errors import (
 )
 
 from agents.publish.producer import DeliveryError
+from schemas.whole import whole
 
 _PERMANENT: Final = (
     InvalidTopicError,
@@ -28,6 +29,9 @@ class KafkaRecordProducer:
     """RecordProducer on aiokafka. `idempotent`: off for brokers that refuse producer ids (the embedded one).
 
     `options` are handed to aiokafka as they are (`security_protocol`, `ssl_context`, `sasl_*`, …).
+
+    `compression`: aiokafka runs lz4 at its level 9, which takes 8 times the CPU of its zstd (level 3) for
+    answers a third larger; gzip takes 20 times it. Snappy takes half of it and sends 1.7 times as much.
     """
 
     def __init__(
@@ -36,7 +40,7 @@ class KafkaRecordProducer:
         *,
         client_id: str = "klaxon-publish",
         idempotent: bool = True,
-        compression: str | None = "lz4",
+        compression: str | None = "zstd",
         request_timeout_ms: int = 10_000,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -57,17 +61,20 @@ class KafkaRecordProducer:
         """Connect. May be called again after it failed."""
         producer = AIOKafkaProducer(**self._options)
         try:
-            await producer.start()
+            await whole(producer.start())
         except (KafkaError, OSError) as error:
-            await producer.stop()
+            await whole(producer.stop())
             raise DeliveryError(f"broker {self._bootstrap} cannot be reached: {error!r}") from error
+        except BaseException:  # cancelled, too: a publisher may be closed while its producer connects
+            await whole(producer.stop())
+            raise
         self._producer = producer
 
     async def stop(self) -> None:
         """Disconnect. Harmless when not started."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            await producer.stop()
+            await whole(producer.stop())
 
     async def partitions(self, topic: str) -> int:
         """How many partitions a topic has."""

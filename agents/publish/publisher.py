@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field
 from math import floor
 from typing import Any, Final
 
@@ -22,10 +21,11 @@ from agents.publish.batches import (
     key_of,
     wire_bytes,
 )
+from agents.publish.lane import Item, Lane
 from agents.publish.producer import DeliveryError, RecordProducer
-from agents.publish.settings import BatchLimit, DropReason, PublisherSettings, PublisherStats
+from agents.publish.settings import DropReason, PublisherSettings, PublisherStats
 from schemas.columns import BatchHeader
-from schemas.events import LogitEvent
+from schemas.events import Arm, LogitEvent
 from schemas.plain import Log, Plain
 from schemas.topics import MAX_RECORD_BYTES, Topic, partition_of
 
@@ -34,49 +34,6 @@ log: Log = logging.getLogger(__name__)
 _MILLION: Final = 1_000_000
 _MOST_DROP_KEYS: Final = 256
 """Distinct "rollout/arm" that a header reports at most; drops beyond are counted in the stats only."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    event: Event
-    size: int
-    since: float
-    """Loop time of acceptance."""
-
-
-@dataclass(slots=True)
-class _Lane:
-    """What waits for one partition."""
-
-    topic: Topic
-    partition: int
-    limit: BatchLimit
-    items: deque[_Item] = field(default_factory=deque)
-    size: int = 0
-    sequence: int = 0
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there is something new to look at."""
-
-    def full(self) -> bool:
-        return len(self.items) >= self.limit.events or self.size >= self.limit.bytes
-
-    def add(self, item: _Item) -> None:
-        self.items.append(item)
-        self.size += item.size
-        self.wake.set()
-
-    def take(self) -> list[_Item]:
-        """The next batch: in order, within the limits, at least one item if there is any."""
-        batch: list[_Item] = []
-        size = 0
-        while self.items and len(batch) < self.limit.events:
-            if batch and size + self.items[0].size > self.limit.bytes:
-                break
-            item = self.items.popleft()
-            batch.append(item)
-            size += item.size
-        self.size -= size
-        return batch
 
 
 class Publisher:
@@ -91,8 +48,8 @@ class Publisher:
         self._producer = producer
         self._settings = settings
         self._partitions: dict[Topic, int] = {}
-        self._lanes: dict[tuple[Topic, int], _Lane] = {}
-        self._unrouted: deque[_Item] = deque()
+        self._lanes: dict[tuple[Topic, int], Lane] = {}
+        self._unrouted: deque[Item] = deque()
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -108,6 +65,7 @@ class Publisher:
         self._cut = 0
         self._batches = 0
         self._retries = 0
+        self._reported = 0
         self._dropped: Counter[DropReason] = Counter()
         self._unreported: dict[Topic, Counter[str]] = {topic: Counter() for topic in CODECS}
 
@@ -141,7 +99,7 @@ class Publisher:
             or self._queued_bytes + size > self._settings.queue_bytes
         ):
             return self._refuse(topic, event, "queue_full")
-        item = _Item(event, size, asyncio.get_running_loop().time())
+        item = Item(event, size, asyncio.get_running_loop().time())
         self._accepted += 1
         self._queued_events += 1
         self._queued_bytes += size
@@ -153,6 +111,18 @@ class Publisher:
         else:
             self._lane(topic, partition_of(key, partitions)).add(item)
         return True
+
+    def report_drop(self, topic: Topic, rollout: str, arm: Arm) -> None:
+        """An event that its producer never came to have is reported as one that was dropped here would be.
+
+        Never blocks, never raises. Where nothing else goes to the topic, a batch of no events says it.
+        """
+        if self._closed:
+            return
+        self._reported += 1
+        self._note(topic, f"{rollout}/{arm}")
+        if topic not in self._partitions:
+            self._arrived.set()
 
     async def drain(self, deadline_s: float) -> bool:
         """Send what is queued without waiting for batches to fill. True when nothing is left in time."""
@@ -193,6 +163,7 @@ class Publisher:
             accepted=self._accepted,
             acknowledged=self._acknowledged,
             dropped={reason: n for reason, n in self._dropped.items() if n},
+            reported=self._reported,
             cut=self._cut,
             batches=self._batches,
             retries=self._retries,
@@ -212,21 +183,25 @@ class Publisher:
     def _owe(self, topic: Topic, event: Event) -> None:
         """Note a dropped event for the next header of its topic, and see to it that there will be one."""
         key = drop_key(event)
+        if key is not None:
+            self._note(topic, key)
+
+    def _note(self, topic: Topic, key: str) -> None:
         owed = self._unreported[topic]
-        if key is not None and (key in owed or len(owed) < _MOST_DROP_KEYS):
+        if key in owed or len(owed) < _MOST_DROP_KEYS:
             owed[key] += 1
             lane = self._lanes.get((topic, 0))
             if lane is not None:
                 lane.wake.set()
 
-    def _settle(self, items: list[_Item]) -> None:
+    def _settle(self, items: list[Item]) -> None:
         """These accepted events wait no longer."""
         self._queued_events -= len(items)
         self._queued_bytes -= sum(item.size for item in items)
         if self._queued_events == 0:
             self._idle.set()
 
-    def _give_up(self, topic: Topic, items: list[_Item], reason: DropReason) -> None:
+    def _give_up(self, topic: Topic, items: list[Item], reason: DropReason) -> None:
         self._dropped[reason] += len(items)
         for item in items:
             self._owe(topic, item.event)
@@ -245,10 +220,10 @@ class Publisher:
             # A defect of ours. What that lane holds stays queued, so that it shows in the stats.
             log.error("%s ended", Plain(task.get_name()), exc_info=task.exception())
 
-    def _lane(self, topic: Topic, partition: int) -> _Lane:
+    def _lane(self, topic: Topic, partition: int) -> Lane:
         lane = self._lanes.get((topic, partition))
         if lane is None:
-            lane = _Lane(topic, partition, self._settings.batch_limits[topic])
+            lane = Lane(topic, partition, self._settings.batch_limits[topic])
             self._lanes[topic, partition] = lane
             self._spawn(self._run(lane), f"publisher-{topic.value}-{partition}")
         return lane
@@ -260,21 +235,29 @@ class Publisher:
     async def _route(self) -> None:
         """Connect, learn partition counts, and hand over what came before they were known."""
         delay_us = self._settings.retry_first_us
+        said = ""
         while True:
             await self._arrived.wait()
             try:
                 if not self._connected:
                     await self._producer.start()
                     self._connected = True
-                for topic in {TOPIC_OF[type(item.event)] for item in self._unrouted}:
-                    self._partitions[topic] = await self._producer.partitions(topic.value)
+                # Others may come while one is asked for.
+                while topics := self._unknown_topics():
+                    for topic in topics:
+                        self._partitions[topic] = await self._producer.partitions(topic.value)
             except DeliveryError as error:
-                log.warning("not publishing yet, trying again: %s", error)
+                if str(error) != said:  # each reason once, however long it lasts
+                    said = str(error)
+                    log.warning("not publishing yet, trying again: %s", error)
                 self._drop_overdue()
                 await asyncio.sleep(delay_us / _MILLION)
                 delay_us = min(2 * delay_us, self._settings.retry_most_us)
                 continue
             delay_us = self._settings.retry_first_us
+            if said:
+                log.info("publishing now")
+            said = ""
             self._arrived.clear()
             while self._unrouted:
                 item = self._unrouted.popleft()
@@ -283,6 +266,12 @@ class Publisher:
                 self._lane(topic, partition).add(item)
             for topic in self._partitions:
                 self._lane(topic, 0).wake.set()
+
+    def _unknown_topics(self) -> set[Topic]:
+        """Whose partitions have to be learnt, for events or for drops that are to be reported."""
+        wanted = {TOPIC_OF[type(item.event)] for item in self._unrouted}
+        wanted |= {topic for topic, owed in self._unreported.items() if owed}
+        return wanted - self._partitions.keys()
 
     def _drop_overdue(self) -> None:
         """Give up on unrouted events that have waited too long: they would be late anyway."""
@@ -293,7 +282,7 @@ class Publisher:
 
     # --- sending ----------------------------------------------------------------------------------------
 
-    async def _run(self, lane: _Lane) -> None:
+    async def _run(self, lane: Lane) -> None:
         """Send this lane's batches, one at a time: numbers stay in order."""
         while True:
             await lane.wake.wait()
@@ -308,7 +297,7 @@ class Publisher:
             if lane.items:
                 lane.wake.set()
 
-    async def _wait_until_due(self, lane: _Lane) -> None:
+    async def _wait_until_due(self, lane: Lane) -> None:
         now = asyncio.get_running_loop().time
         since = lane.items[0].since if lane.items else now()
         due = self._tick_after(since)
@@ -332,7 +321,7 @@ class Publisher:
         age = self._settings.flush_age_us / _MILLION
         return self._first_tick + (floor((since - self._first_tick) / age) + 1) * age
 
-    async def _send(self, lane: _Lane, items: list[_Item]) -> None:
+    async def _send(self, lane: Lane, items: list[Item]) -> None:
         """Encode and deliver one batch; without events only if there are drops to report."""
         owed = self._unreported[lane.topic]
         if not items and not owed:
@@ -359,11 +348,16 @@ class Publisher:
             self._unreported[lane.topic].update(owed)
             self._give_up(lane.topic, items, "undeliverable")
 
-    def _encode(self, lane: _Lane, items: list[_Item], owed: Mapping[str, int]) -> Sound:
+    def _encode(self, lane: Lane, items: list[Item], owed: Mapping[str, int]) -> Sound:
         header = BatchHeader(self._settings.producer_id, lane.sequence, owed)
-        return encode_sound(CODECS[lane.topic], [item.event for item in items], header)
+        return encode_sound(
+            CODECS[lane.topic],
+            [item.event for item in items],
+            header,
+            read_back=self._settings.read_back,
+        )
 
-    async def _halve(self, lane: _Lane, items: list[_Item]) -> None:
+    async def _halve(self, lane: Lane, items: list[Item]) -> None:
         """A record over the limit, in spite of the estimate: send it in halves, drop a single event."""
         if len(items) <= 1:
             self._give_up(lane.topic, items, "too_large")
@@ -372,7 +366,7 @@ class Publisher:
         await self._send(lane, items[:middle])
         await self._send(lane, items[middle:])
 
-    async def _deliver(self, lane: _Lane, value: bytes) -> bool:
+    async def _deliver(self, lane: Lane, value: bytes) -> bool:
         """Send until acknowledged; False when given up. A retry sends the same bytes, the same number."""
         now = asyncio.get_running_loop().time
         give_up_at = now() + self._settings.give_up_us / _MILLION

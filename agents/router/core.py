@@ -7,13 +7,13 @@ increase; `dead_man_us` after the last sign of the gate the router returns to th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
-from schemas.control import Aborted, Directive
+from schemas.control import Aborted, Directive, Segment
 from schemas.control_log import numbers
 
 SUM_TOLERANCE: Final = 1e-6
@@ -41,6 +41,8 @@ class Effective:
     lease_valid: bool
     dead_man: bool
     """True when the gate has been silent for too long and the last promoted split holds."""
+    excluded_segments: tuple[Segment, ...] = ()
+    """Classes of traffic that versions under test get nothing of: for whoever knows a request's class."""
     aborted: bool = False
     """True while this machine's directive file takes every version but the fallback out."""
 
@@ -82,11 +84,7 @@ class RouterState:
                 self._obeyed = msgspec.structs.replace(directive, weights=directive.last_promoted)
             return Outcome.EXPIRED
         before, self._obeyed = self._obeyed, directive
-        same = before is not None and (before.generation, before.state, before.weights) == (
-            directive.generation,
-            directive.state,
-            directive.weights,
-        )
+        same = before is not None and _content(before) == _content(directive)
         return Outcome.RENEWED if same else Outcome.APPLIED
 
     def _raises(self, directive: Directive, now_us: int) -> bool:
@@ -117,7 +115,7 @@ class RouterState:
         # A trip outlives the gate: going back to an older split must not undo it.
         fall_back = (silent or unsure) and obeyed.state != "tripped"
         weights = obeyed.last_promoted if fall_back else obeyed.weights
-        return Effective(dict(weights), obeyed.ejected_nodes, valid, silent)
+        return Effective(dict(weights), obeyed.ejected_nodes, valid, silent, obeyed.excluded_segments)
 
     def effective_weights(self, now_us: int) -> dict[str, float]:
         """Version → percent at `now_us`, sum 100; empty before the first record."""
@@ -139,4 +137,15 @@ def without_canary(held: Effective | None, directive: Directive | None, order: A
         weights = {} if order.fallback is None else {order.fallback: 100.0}
         return Effective(weights, (), lease_valid=False, dead_man=False, aborted=True)
     weights = {**dict.fromkeys(directive.weights, 0.0), directive.fallback: 100.0}
-    return Effective(weights, held.ejected_nodes, held.lease_valid, held.dead_man, aborted=True)
+    return replace(held, weights=weights, aborted=True)
+
+
+def _content(directive: Directive) -> tuple[object, ...]:
+    """What a router does by it; all else renews the lease, or says why."""
+    return (
+        directive.generation,
+        directive.state,
+        directive.weights,
+        directive.ejected_nodes,
+        directive.excluded_segments,
+    )

@@ -84,31 +84,23 @@ class ControlReading:
     def read(
         self, partition: int, key: bytes | None, value: bytes | None, header: bytes | None
     ) -> Stated | Ignored:
-        """The directive that a record states, believed or not; else why it is none, counted.
+        """The directive that a record states, believed or not; else why it is none.
 
         A tombstone says nothing: no gate writes one, and a roll-out that was forgotten would obey an older
         record that comes after it, and a trip be undone. Nor does anything else that is no directive, or
         stands under another key or in another partition than a gate would put it.
         """
         if value is None:
-            reason = Ignored.TOMBSTONE
-        else:
-            directive = _directive(partition, key, value)
-            if directive is not None:
-                return Stated(directive, value, header)
-            reason = Ignored.MALFORMED
-        self.count(reason)
-        return reason
+            return Ignored.TOMBSTONE
+        directive = _directive(partition, key, value)
+        return Ignored.MALFORMED if directive is None else Stated(directive, value, header)
 
     def judge(self, stated: Stated, now_us: int) -> Verdict:
-        """What its signature is worth; counted unless TRUSTED, which all are where none is required."""
+        """What its signature is worth: TRUSTED of all where none is required."""
         if self._trust is None:
             return Verdict.TRUSTED
         key = stated.directive.rollout.encode()
-        verdict = self._trust.check(Topic.CONTROL, key, stated.value, stated.header, now_us)
-        if verdict is not Verdict.TRUSTED:
-            self.count(verdict)
-        return verdict
+        return self._trust.check(Topic.CONTROL, key, stated.value, stated.header, now_us)
 
 
 def _directive(partition: int, key: bytes | None, value: bytes) -> Directive | None:

@@ -29,6 +29,7 @@ from schemas.control_log import GreatestBelieved, Stated
 from schemas.plain import Log, Plain
 from schemas.signing import SIGNATURE, Verdict
 from schemas.topics import Topic, gating_partition
+from schemas.whole import whole
 
 log: Log = logging.getLogger(__name__)
 
@@ -151,6 +152,7 @@ class Router:
 
     async def _follow_topic(self, stop: asyncio.Event) -> None:
         delay_s = 0.5
+        away = False
         while not stop.is_set():
             consumer = AIOKafkaConsumer(
                 bootstrap_servers=self._settings.bootstrap,
@@ -164,20 +166,27 @@ class Router:
                 bootstrap_servers=self._settings.bootstrap, acks="all", **self._settings.security
             )
             try:
-                await consumer.start()
-                await producer.start()
+                await whole(consumer.start())
+                await whole(producer.start())
                 if await self._assign(consumer, producer):
                     delay_s = 0.5
+                    if away:
+                        log.info("%s is followed again", Plain(Topic.CONTROL.value))
+                    away = False
                     await self._follow(consumer, producer, stop)
                 else:
+                    away = True
                     reason = Plain(await self._settings.explain(None))
                     log.warning("%s; next try in %.1f s", reason, delay_s)
             except KafkaError as error:
+                away = True
                 reason = Plain(await self._settings.explain(error))
                 log.warning("%s; next try in %.1f s", reason, delay_s)
             finally:
-                await consumer.stop()
-                await producer.stop()
+                try:
+                    await whole(consumer.stop())
+                finally:  # cancelled meanwhile, too
+                    await whole(producer.stop())
             await _wait(stop, delay_s)
             delay_s = min(delay_s * 2, self._settings.retry_max_s)
 
@@ -194,6 +203,8 @@ class Router:
         self, consumer: AIOKafkaConsumer, producer: AIOKafkaProducer, stop: asyncio.Event
     ) -> None:
         ends = await consumer.end_offsets(consumer.assignment())
+        for place, end in ends.items():  # a topic that was made anew counts from 0 again
+            self._read_to[place.partition] = min(end, self._read_to.get(place.partition, 0))
         reporting: asyncio.Task[None] | None = None
         try:
             while not stop.is_set():
@@ -239,9 +250,12 @@ class Router:
         *,
         read_before: bool = False,
     ) -> None:
-        """One record. `read_before`: on an earlier connection, so that old numbers are no replay."""
+        """One record. `read_before`: on an earlier connection, and counted there."""
         stated = self._reading.read(partition, key, value, header)
         if isinstance(stated, Ignored):
+            if read_before:
+                return
+            self._reading.count(stated)
             what = "a tombstone" if stated is Ignored.TOMBSTONE else "a record that no gate writes"
             self._complain(f"{Topic.CONTROL}/{partition}: {what} was ignored")
             return
@@ -251,12 +265,14 @@ class Router:
         state = self._states.get(stated.directive.rollout)
         if read_before and state is not None and state.has_seen(stated.directive):
             return
-        if self._believes(stated, now_us):
+        if self._believes(stated, now_us, counted=read_before):
             self._obey(stated.directive, now_us, count_stale=not read_before)
 
-    def _believes(self, stated: Stated, now_us: int) -> bool:
+    def _believes(self, stated: Stated, now_us: int, *, counted: bool = False) -> bool:
+        """`counted`: on an earlier connection, whose keys may have been others."""
         verdict = self._reading.judge(stated, now_us)
-        if verdict is not Verdict.TRUSTED:
+        if verdict is not Verdict.TRUSTED and not counted:
+            self._reading.count(verdict)
             place, why = gating_partition(stated.directive.rollout), verdict.value.replace("_", " ")
             self._complain(f"{Topic.CONTROL}/{place}: a directive was ignored: {why}")
         return verdict is Verdict.TRUSTED
@@ -358,6 +374,7 @@ def _reason(before: _Told | None, now: _Told) -> str:
 
 async def _wait(stop: asyncio.Event, delay_s: float) -> None:
     try:
-        await asyncio.wait_for(stop.wait(), delay_s)
+        async with asyncio.timeout(delay_s):
+            await stop.wait()
     except TimeoutError:
         return

@@ -67,8 +67,8 @@ class FakeProducer:
 
     async def until_waiting(self, n: int) -> None:
         async with self.changed:
-            await asyncio.wait_for(self.changed.wait_for(lambda: self.waiting >= n), 10)
+            await asyncio.wait_for(self.changed.wait_for(lambda: self.waiting >= n), 60)
 
     async def until_sent(self, n: int) -> None:
         async with self.changed:
-            await asyncio.wait_for(self.changed.wait_for(lambda: len(self.sent) >= n), 10)
+            await asyncio.wait_for(self.changed.wait_for(lambda: len(self.sent) >= n), 60)

@@ -221,6 +221,50 @@ async def test_drops_are_reported_without_further_events() -> None:
     await publisher.close(10)
 
 
+async def test_what_never_came_to_be_is_reported_as_a_drop() -> None:
+    producer = FakeProducer(partition_count=2)
+    publisher = await started(producer, flush_age_us=1000)
+    publisher.report_drop(Topic.LOGITS, "r", "canary")
+    publisher.report_drop(Topic.LOGITS, "r", "control")
+    publisher.report_drop(Topic.LOGITS, "r", "canary")
+    await producer.until_sent(1)
+    (sent,) = producer.sent
+    decoded = codec.decode_logits(sent.value, sent.headers["content-type"].decode())
+    assert (sent.topic, sent.partition) == (Topic.LOGITS.value, 0)
+    assert (decoded.columns.n, decoded.header.dropped) == (0, {"r/canary": 2, "r/control": 1})
+    stats = await publisher.close(10)
+    assert (stats.reported, stats.dropped, len(producer.sent)) == (3, {}, 1)
+    publisher.report_drop(Topic.LOGITS, "r", "canary")  # nobody is left who could say it
+    assert publisher.stats().reported == 3
+
+
+async def test_events_of_a_topic_that_come_while_another_is_asked_for_are_sent() -> None:
+    """Their topic was not known to be wanted, and what hands events over ended."""
+    producer = SlowToTell(partition_count=1)
+    publisher = await started(producer, flush_age_us=1000)
+    publisher.publish(request(0))
+    async with asyncio.timeout(60):
+        await producer.asked.wait()
+    publisher.publish(logits(0))
+    producer.tell.set()
+    await producer.until_sent(2)
+    assert {sent.topic for sent in producer.sent} == {Topic.REQUESTS.value, Topic.LOGITS.value}
+    await publisher.close(10)
+
+
+class SlowToTell(FakeProducer):
+    """Says how many partitions a topic has when told to."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.asked, self.tell = asyncio.Event(), asyncio.Event()
+
+    async def partitions(self, topic: str) -> int:
+        self.asked.set()
+        await self.tell.wait()
+        return self.partition_count
+
+
 async def test_a_failed_batch_is_sent_again_with_its_number() -> None:
     producer = FakeProducer(partition_count=1, failures=[DeliveryError("down"), DeliveryError("down")])
     publisher = await started(producer)
@@ -254,13 +298,17 @@ async def test_a_broker_that_stays_away_costs_the_events_in_the_end() -> None:
     await publisher.close(1)
 
 
-async def test_it_connects_when_the_broker_comes() -> None:
+async def test_it_connects_when_the_broker_comes_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     producer = FakeProducer(start_failures=3)
     publisher = await started(producer)
     publisher.publish(request(1))
     stats = await publisher.close(10)
     assert producer.starts == 4
     assert stats.acknowledged == 1
+    (away, back) = (record.message for record in caplog.records)
+    assert away.startswith("not publishing yet")
+    assert back == "publishing now"
 
 
 async def test_a_broker_that_never_comes_drops_what_is_too_old() -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from agents.router import runner
 from agents.router.core import Outcome, RouterState, without_canary
-from agents.router.runner import Router, RouterSettings
-from schemas.control import Aborted, Directive
+from agents.router.runner import Change, Router, RouterSettings
+from pipeline.cli.router import human_line, json_line
+from schemas.control import Aborted, Directive, Segment
 from schemas.topics import gating_partition
 
 SECOND = 1_000_000
@@ -273,3 +274,42 @@ def test_an_unreadable_file_lets_nothing_be_above_the_promoted_split() -> None:
     held = state.effective(0, unsure=True)
     assert held is not None
     assert held.weights["v2"] == 0.0
+
+
+OUT = {"ejected_nodes": ("gpu-3",), "excluded_segments": (Segment(dimension="context", value=">2048"),)}
+
+
+@pytest.mark.parametrize("name", ["ejected_nodes", "excluded_segments"])
+def test_an_ejection_alone_is_applied_not_a_renewal(name: str) -> None:
+    state = RouterState()
+    state.apply(directive(1, 10.0), 0)
+    assert state.apply(directive(2, 10.0, **{name: OUT[name]}), 0) is Outcome.APPLIED
+    assert state.apply(directive(3, 10.0, **{name: OUT[name]}), 0) is Outcome.RENEWED
+    held = state.effective(0)
+    assert held is not None
+    assert getattr(held, name) == OUT[name]
+    assert state.apply(directive(4, 10.0), 0) is Outcome.APPLIED
+
+
+def test_what_is_left_out_stays_out_without_a_lease_and_after_the_dead_mans_time() -> None:
+    state = RouterState()
+    state.apply(directive(1, 10.0, **OUT), 0)
+    for at_s in (14, 16, 90):
+        held = state.effective(at_s * SECOND)
+        assert held is not None
+        assert (held.ejected_nodes, held.excluded_segments) == tuple(OUT.values())
+    aborted = without_canary(held, state.directive, Aborted(by="op", ts_us=0))
+    assert (aborted.ejected_nodes, aborted.aborted) == (("gpu-3",), True)
+
+
+def test_a_person_and_a_machine_are_told_what_is_left_out() -> None:
+    one = directive(1, 10.0, **OUT)
+    state = RouterState()
+    state.apply(one, 0)
+    held = state.effective(0)
+    assert held is not None
+    change = Change("chat", 1, 1, "applied", held, one, 0)
+    assert "without gpu-3 · not for context=>2048" in human_line(change)
+    effective = msgspec.json.decode(json_line(change))["effective"]
+    assert effective["ejected_nodes"] == ["gpu-3"]
+    assert effective["excluded_segments"] == [{"dimension": "context", "value": ">2048"}]

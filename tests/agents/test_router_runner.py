@@ -53,12 +53,18 @@ async def running(bootstrap: str) -> AsyncIterator[asyncio.Queue[Change]]:
         yield changes
     finally:
         stop.set()
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, 120)
 
 
-async def test_a_router_catches_up_follows_and_says_what_it_applied(bootstrap: str) -> None:
+async def test_a_router_catches_up_follows_and_says_what_it_applied(
+    bootstrap: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "agents")
     async with running(bootstrap) as changes:
-        # No topic yet: the router waits for it.
+        # No topic yet: the router waits for it, and says so.
+        async with asyncio.timeout(120):
+            while "does not exist yet; next try in" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
         await admin.start()
         await admin.create_topics([NewTopic(Topic.CONTROL, 4, 1), NewTopic(Topic.APPLIED, 1, 1)])
@@ -70,13 +76,14 @@ async def test_a_router_catches_up_follows_and_says_what_it_applied(bootstrap: s
             await producer.send_and_wait(Topic.CONTROL, value, key=b"chat")
 
         await write(msgspec.json.encode(directive("chat", 1, 5.0)))
-        change = await asyncio.wait_for(changes.get(), 20)
+        change = await asyncio.wait_for(changes.get(), 120)
         assert (change.epoch, change.effective.weights["v2"]) == (1, 5.0)
+        assert "klaxon.control is followed again" in caplog.text
         await write(b"{not a directive")
         cause = Cause(rule="mean-kl", capability="G5")
         await write(msgspec.json.encode(directive("chat", 2, 0.0, state="tripped", cause=cause)))
         await write(msgspec.json.encode(directive("chat", 1, 50.0)))
-        change = await asyncio.wait_for(changes.get(), 20)
+        change = await asyncio.wait_for(changes.get(), 120)
         assert (change.epoch, change.effective.weights["v2"]) == (2, 0.0)
         assert "because of mean-kl" in human_line(change)
         assert change.reason == "applied"
@@ -89,7 +96,7 @@ async def test_a_router_catches_up_follows_and_says_what_it_applied(bootstrap: s
 
     # A router that starts later reads one record and is right; the older ones are no news.
     async with running(bootstrap) as changes:
-        change = await asyncio.wait_for(changes.get(), 20)
+        change = await asyncio.wait_for(changes.get(), 120)
         assert (change.epoch, change.effective.weights["v2"]) == (3, 0.0)
         assert changes.empty()
 
@@ -106,7 +113,7 @@ async def applied_through(bootstrap: str, epoch: int, times: int = 1) -> list[Ap
     await consumer.start()
     try:
         applied: list[Applied] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while sum(one.epoch == epoch for one in applied) < times:
                 applied.append(msgspec.json.decode((await consumer.getone()).value, type=Applied))
         return applied

@@ -150,6 +150,18 @@ def test_without_required_signatures_everything_is_believed() -> None:
     assert refused(router) == {}
 
 
+def test_what_was_refused_before_is_not_counted_again(router: Router) -> None:
+    """It stands on the topic for hours; an alert is about what is written now."""
+    take(router, directive(1, 1.0))
+    for read_before in (False, True, True):
+        take(router, directive(9, 90.0), None, read_before=read_before)
+        take(router, directive(9, 90.0), STRANGER, read_before=read_before)
+        take(router, None, read_before=read_before)
+        take(router, b"{", read_before=read_before)
+        assert weight(router) == 1.0
+        assert refused(router) == {"unsigned": 1, "unknown_key": 1, "tombstone": 1, "malformed": 1}
+
+
 async def test_changed_keys_are_looked_for_whatever_the_broker_does() -> None:
     keys, stop = Keys(), asyncio.Event()
     router = Router(RouterSettings("127.0.0.1:1", "r", retry_max_s=0.5), lambda _: None, trust=keys)

@@ -1,0 +1,1 @@
+"""What an engine that serves a model answers, and whether that is enough to compare it."""

@@ -1,0 +1,89 @@
+"""Engines that hang up kept connections, as llama.cpp does now and then right after an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from agents.gateway.settings import EngineSettings, PoolSettings
+from tests.agents.gateway.fake_engine import FakeEngine
+from tests.agents.gateway.harness import Running, running, until
+from tests.agents.gateway.wire import Asked, Reply, Server, serving
+
+
+@asynccontextmanager
+async def _before(server: Server) -> AsyncIterator[Running]:
+    """A gateway before this engine, which is the baseline and, under another name, the canary."""
+    pools = tuple(
+        PoolSettings(
+            arm=arm,
+            kind="vllm",
+            model_version=version,
+            engines=(EngineSettings(node=f"{arm}-1", url=f"{server.url}{path}"),),
+        )
+        for arm, version, path in (("baseline", "v1", ""), ("canary", "v2", "/canary"))
+    )
+    async with running((), lambda: pools) as through:
+        yield through
+
+
+async def test_who_meets_a_closed_connection_is_answered_over_a_new_one() -> None:
+    engine, answered = FakeEngine("vllm"), set[asyncio.StreamWriter]()
+
+    async def answer(asked: Asked, reply: Reply) -> None:
+        """Each connection answers once; on its next request it is closed without a byte."""
+        if reply._writer in answered:
+            reply.cut()
+        answered.add(reply._writer)
+        await engine.answer(Asked(asked.method, asked.path.removeprefix("/canary"), {}, asked.body), reply)
+
+    async with serving(answer) as server, _before(server) as through:
+        for number in range(12):
+            status, body = await through.ask(f"prompt {number}", model="fake-1")
+            assert status == 200
+            assert body.endswith(b"data: [DONE]\n\n")
+        await until(lambda: len(through.requests()) == 24)
+        assert {event.error for event in through.requests()} == {None}
+        assert len(through.logits()) == 24
+        assert through.counts("gateway_notes")["hung_up"] >= 12
+
+
+@pytest.mark.parametrize(("kept", "times"), [(False, 1), (True, 2)])
+async def test_an_engine_that_hangs_up_a_new_connection_has_failed(kept: bool, times: int) -> None:
+    """A kept one may have been closed before the request came; with a new one nothing else can be meant."""
+    engine, asked_of, healthy = FakeEngine("vllm"), Counter[str](), kept
+
+    async def answer(asked: Asked, reply: Reply) -> None:
+        asked_of[f"{asked.method} {asked.path}"] += 1
+        if not healthy:
+            reply.cut()
+        await engine.answer(Asked(asked.method, asked.path.removeprefix("/canary"), {}, asked.body), reply)
+
+    async with serving(answer) as server, _before(server) as through:
+        if kept:
+            assert (await through.ask("before", model="fake-1"))[0] == 200
+            await until(lambda: len(through.requests()) == 2)
+        healthy = False
+        asked_of.clear()
+        status, _ = await through.ask("prompt", model="fake-1")
+        assert status == 502
+        await until(lambda: len(through.requests()) == 2 + 2 * kept)
+        assert {event.error for event in through.requests()[-2:]} == {"cut"}
+        assert asked_of["POST /v1/chat/completions"] == times
+        assert asked_of["POST /canary/v1/chat/completions"] == times
+
+
+async def test_an_answer_that_breaks_off_is_asked_once() -> None:
+    engine = FakeEngine("vllm", fault="cut")
+    async with engine.running() as server, _before(server) as through:
+        engine.faulty = lambda asked: True
+        asking = asyncio.create_task(through.ask("prompt", model="fake-1"))
+        await asyncio.wait([asking])
+        assert asking.exception() is not None
+        await until(lambda: any(not event.shadow for event in through.requests()))
+        assert len([one for one in engine.asked if b"prompt" in one.body]) == 1
+        assert "hung_up" not in through.counts("gateway_notes")
