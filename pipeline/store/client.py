@@ -5,22 +5,16 @@ Every call blocks; run it in a thread. A `Store` may be shared by threads. One p
 
 from __future__ import annotations
 
-import fcntl
-import json
 import logging
-import os
 import re
-import socket
 import struct
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
-from weakref import WeakSet
 
 import clickhouse_connect
 import cramjam
@@ -30,11 +24,10 @@ from clickhouse_connect.driver.exceptions import (
     InternalError,
     OperationalError,
 )
-from clickhouse_connect.driver.httputil import get_pool_manager_options
-from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPSConnectionPool, PoolManager
-from urllib3.connection import HTTPConnection, HTTPSConnection
 
+from pipeline.secret import without_password
 from pipeline.store.columns import Columns
+from pipeline.store.embedded import closed, embedded_folder, opened, owned_by_another
 from pipeline.store.errors import (
     FolderInUseError,
     QueryError,
@@ -43,14 +36,11 @@ from pipeline.store.errors import (
     StoreUnavailableError,
 )
 from pipeline.store.native import native_block
+from pipeline.store.watched_pool import WatchedPool, says_all_written
 
-EMBEDDED_SCHEME: Final = "chdb"
 EMBEDDED_MEMORY_BYTES: Final = 2 << 30
 CONNECT_TIMEOUT_S: Final = 5
 ANSWER_TIMEOUT_S: Final = 120
-MOST_IDLE: Final = 256
-"""Connections that are kept for the next insert: as many as the archive has threads; more would be thrown
-away after each answer, with a line in the log."""
 UNKNOWN_DATABASE: Final = 81
 UNKNOWN_TABLE: Final = 60
 
@@ -69,8 +59,6 @@ logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
 _CODE: Final = re.compile(r"Code: (\d+)")
 _GARBLED: Final = (ValueError, LookupError, TypeError, ArithmeticError, struct.error, EOFError)
 """What the driver's parser raises at an answer that is none of ClickHouse's, or only half of one."""
-_open_folders: Counter[Path] = Counter()
-_open_folders_lock: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,89 +78,6 @@ class ReadLimits:
             "max_result_rows": self.rows,
             "result_overflow_mode": "throw",
         }
-
-
-def embedded_folder(dsn: str) -> Path | None:
-    """The folder of a `chdb:///folder` address; None for a server's. Raises StoreError on a wrong address."""
-    try:
-        parts = urlsplit(dsn)
-        _port = parts.port
-    except ValueError:  # whose message may hold the password
-        raise StoreError("clickhouse.dsn: host or port is none; expected http://host:8123") from None
-    if parts.scheme in ("http", "https") and parts.hostname:
-        return None
-    if parts.scheme == EMBEDDED_SCHEME and not parts.netloc and len(parts.path.strip("/")) > 0:
-        return Path("/" + parts.path.lstrip("/"))
-    raise StoreError(
-        f"clickhouse.dsn {without_password(dsn)!r}: expected http://host:8123, https://host:8443 "
-        "or chdb:///absolute/folder"
-    )
-
-
-class WatchedPool(PoolManager):
-    """HTTP connections that remember, per thread, what was asked and answered, and that can all be cut.
-
-    The driver sends an insert again unasked when the connection breaks, and takes every answer of status 200
-    for a success, whatever it says: both must be seen.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(**get_pool_manager_options(maxsize=MOST_IDLE))
-        self._thread = threading.local()
-        self._sockets: WeakSet[socket.socket] = WeakSet()
-        register = self._sockets.add
-
-        class Plain(HTTPConnection):
-            def connect(self) -> None:
-                super().connect()
-                register(self.sock)
-
-        class Secure(HTTPSConnection):
-            def connect(self) -> None:
-                super().connect()
-                register(self.sock)
-
-        class PlainPool(HTTPConnectionPool):
-            ConnectionCls = Plain
-
-        class SecurePool(HTTPSConnectionPool):
-            ConnectionCls = Secure
-
-        self.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
-
-    @property
-    def requests(self) -> int:
-        """Requests of the calling thread so far."""
-        return getattr(self._thread, "count", 0)
-
-    @property
-    def answer(self) -> BaseHTTPResponse | None:
-        """The newest answer to the calling thread."""
-        return getattr(self._thread, "answer", None)
-
-    def request(self, *args: Any, **kwargs: Any) -> BaseHTTPResponse:
-        """As PoolManager.request."""
-        self._thread.count = self.requests + 1
-        self._thread.answer = None
-        answer = self._thread.answer = super().request(*args, **kwargs)
-        return answer
-
-    def cut(self) -> None:
-        """Break every connection: whoever waits for an answer gets an error at once. From any thread."""
-        for each in list(self._sockets):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-
-def _says_all_written(answer: BaseHTTPResponse | None, rows: int) -> bool:
-    """Whether an answer is a whole one that counts at least these rows (a view's are counted, too)."""
-    if answer is None or answer.data:
-        return False
-    try:
-        summary = json.loads(answer.headers.get("X-ClickHouse-Summary", "{}"))
-        return int(summary["written_rows"]) >= rows
-    except (ValueError, KeyError, TypeError):
-        return False
 
 
 class Store:
@@ -213,9 +118,7 @@ class Store:
         except ClickHouseError as error:
             raise _translated(error, self._where) from None
         except _GARBLED as error:
-            raise StoreUnavailableError(
-                f"ClickHouse at {self._where}: an answer that cannot be read ({type(error).__name__})"
-            ) from error
+            raise _unreadable(error, self._where) from error
 
     def row(self, sql: str, parameters: Mapping[str, object] | None = None) -> tuple[Any, ...]:
         """The one row of a query that always has one: an answer without it was cut on its way."""
@@ -269,15 +172,13 @@ class Store:
         except ClickHouseError as error:
             raise _translated(error, self._where) from None
         except _GARBLED as error:
-            raise StoreUnavailableError(
-                f"ClickHouse at {self._where}: an answer that cannot be read ({type(error).__name__})"
-            ) from error
+            raise _unreadable(error, self._where) from error
         except OSError as error:  # chDB reads the rows from a file that the driver writes
             raise StoreUnavailableError(f"ClickHouse at {self._where}: {error}") from None
         if self._pool is None:
             return True
         rows = len(next(iter(columns.values())))
-        return self._pool.requests - before == 1 and _says_all_written(self._pool.answer, rows)
+        return self._pool.requests - before == 1 and says_all_written(self._pool.answer, rows)
 
     def cut(self) -> None:
         """Break the connections to a server: calls that wait for its answer fail at once. From any thread.
@@ -302,8 +203,7 @@ class Store:
         if self._pool is not None:
             self._pool.clear()
         if self._folder is not None:
-            with _open_folders_lock:
-                _open_folders[self._folder] -= 1
+            closed(self._folder)
 
 
 def connect(
@@ -337,8 +237,7 @@ def connect(
         pool = WatchedPool()
     client = _open(dsn, database, username, password, folder, settings, pool, timeout_s)
     if folder is not None:
-        with _open_folders_lock:
-            _open_folders[folder] += 1
+        opened(folder)
     return Store(client, where, database, folder, pool)
 
 
@@ -379,7 +278,7 @@ def _open(
     if database is not None:
         arguments["database"] = database
     if folder is not None:
-        if _owned_by_another(folder):
+        if owned_by_another(folder):
             raise FolderInUseError(
                 f"{dsn}: another process owns this folder; a chDB folder has one owner. Stop it, or query "
                 "through it (archive.query_listen)"
@@ -411,26 +310,6 @@ def _open(
         raise StoreUnavailableError(f"{without_password(dsn)}: {error}") from None
 
 
-def _owned_by_another(folder: Path) -> bool:
-    """Whether another process holds chDB's lock on the folder."""
-    with _open_folders_lock:
-        if _open_folders[folder] > 0:
-            return False
-    try:
-        descriptor = os.open(folder / "status", os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise StoreError(f"chDB folder {folder}: {error.strerror}; use a folder you may write") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
 def _translated(error: ClickHouseError, where: str) -> StoreError:
     message = _first_line(error)
     found = _CODE.search(message)
@@ -439,6 +318,12 @@ def _translated(error: ClickHouseError, where: str) -> StoreError:
     if found is None and isinstance(error, OperationalError | InternalError):
         return StoreUnavailableError(f"ClickHouse at {where} cannot be reached: {_short(message)}")
     return QueryError(message, int(found.group(1)) if found else None)
+
+
+def _unreadable(error: Exception, where: str) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"ClickHouse at {where}: an answer that cannot be read ({type(error).__name__})"
+    )
 
 
 def _first_line(error: Exception) -> str:
@@ -451,8 +336,3 @@ def _first_line(error: Exception) -> str:
 def _short(message: str) -> str:
     refused = re.search(r"\[Errno \d+\] ([A-Za-z ]+)", message)
     return refused.group(1) if refused else message[:300]
-
-
-def without_password(dsn: str) -> str:
-    """The address as a message may hold it, however wrong it is."""
-    return re.sub(r"(://[^:/@]*:).*@", r"\1***@", dsn)

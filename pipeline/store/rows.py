@@ -91,7 +91,7 @@ def request_rows(decoded: Decoded[RequestColumns], offset: int, append_us: int) 
     """Rows of `inference_log`."""
     columns = decoded.columns
     rows = place(offset, append_us, decoded.positions, columns.n)
-    rows |= _label_columns(columns, append_us, REQUEST_LABELS)
+    rows |= _label_columns(columns, append_us, REQUEST_LABELS[:-1])  # key_ids is not archived
     rows |= {
         "shadow": Numbers(columns.shadow.view(np.uint8)),
         "status": Numbers(columns.status),

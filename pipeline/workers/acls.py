@@ -16,7 +16,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.admin import DescribeAclsRequest
 
 from pipeline.config import Config, KafkaConfig, PrincipalsConfig
-from pipeline.workers.acl_table import Grant, Kind, Operation, Resource, role_key, table
+from pipeline.workers.acl_table import CLUSTER_NAME, Grant, Kind, Operation, Resource, role_key, table
 from pipeline.workers.broker import BrokerError, away, bare_client
 from pipeline.workers.kafka_requests import AclRow, CreateAcls
 from pipeline.workers.rights import who
@@ -31,7 +31,29 @@ EVERY_HOST: Final = "*"
 EVERYTHING: Final = "*"
 """The literal name that stands for all of a kind."""
 HARMLESS: Final = (Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS)
-"""What others may do without a word, like reading topics. (Whoever reads in a group moves its offsets.)"""
+"""What others may do without a word, like what follows. (Whoever reads in a group moves its offsets.)"""
+
+
+ALSO_HARMLESS: Final = ((Operation.READ, Kind.TOPIC), (Operation.IDEMPOTENT_WRITE, Kind.CLUSTER))
+GRANT: Final = "run `klaxon topics create --acls`"
+BROKERS_OWN: Final = "unless that is a broker, whoever may change the cluster can give itself every right:"
+
+
+class NoAuthorizerError(BrokerError):
+    """The broker keeps no rights: everybody may do everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class AclProblem:
+    """Where a broker's rights are not the table's."""
+
+    what: str
+    remedy: str
+    missing: bool
+    """Somebody cannot work; else somebody may more than he needs."""
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -75,8 +97,8 @@ async def create_acls(config: Config) -> tuple[Acl, ...]:
     return tuple(missing)
 
 
-async def acl_problems(config: Config) -> tuple[str, ...]:
-    """Where the broker's rights differ from the table, one line each; raises as `create_acls` does."""
+async def acl_problems(config: Config) -> tuple[AclProblem, ...]:
+    """Where the broker's rights differ from the table; raises as `create_acls` does."""
     async with bare_client(config.kafka) as client:
         try:
             found = await _granted(client, config.kafka)
@@ -85,23 +107,26 @@ async def acl_problems(config: Config) -> tuple[str, ...]:
     return tuple(differences(wanted(config.principals, table()), found))
 
 
-def differences(should: frozenset[Acl], found: frozenset[Acl]) -> list[str]:
-    """Rights that are missing, and others on what is ours that let change it, or forbid what must be."""
+def differences(should: frozenset[Acl], found: frozenset[Acl]) -> list[AclProblem]:
+    """Rights that are missing, others that change what is ours or who may, what forbids a needed one."""
     lacking: dict[str, list[str]] = {}
     for acl in sorted(should - found):
         lacking.setdefault(acl.principal, []).append(f"{acl.operation} {acl.resource}")
     problems = [
-        f"{principal} may not {', '.join(what)}; run `klaxon topics create --acls`"
+        AclProblem(f"{principal} may not {', '.join(what)}", GRANT, missing=True)
         for principal, what in lacking.items()
     ]
     ours = [Resource(Kind.TOPIC, topic.value) for topic in Topic]
     ours += [acl.resource for acl in should if acl.resource.kind in (Kind.GROUP, Kind.TRANSACTIONAL_ID)]
+    ours.append(Resource(Kind.CLUSTER, CLUSTER_NAME))
     for acl in sorted(found - should):
-        reads_topic = acl.operation is Operation.READ and acl.resource.kind is Kind.TOPIC
-        if (acl.operation in HARMLESS or reads_topic) and not acl.denies:
+        harmless = (acl.operation, acl.resource.kind) in ALSO_HARMLESS or acl.operation in HARMLESS
+        if harmless and not acl.denies:
             continue
         if any(_overlap(acl.resource, resource) for resource in ours):
-            problems.append(f"not in the table: {acl}; take it away with Kafka's kafka-acls.sh --remove")
+            of_all = acl.resource.kind is Kind.CLUSTER and not acl.denies
+            remedy = f"{BROKERS_OWN} " * of_all + "take it away with Kafka's kafka-acls.sh --remove"
+            problems.append(AclProblem(f"not in the table: {acl}", remedy, missing=False))
     return problems
 
 
@@ -146,7 +171,7 @@ def _raise_for(code: int, message: str | None, kafka: KafkaConfig, what: str) ->
     if error is NoError:
         return
     if error is SecurityDisabled:
-        raise BrokerError(
+        raise NoAuthorizerError(
             f"Kafka at {kafka.bootstrap} has no authorizer, so anybody may do anything there: set "
             "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer on every node"
         )

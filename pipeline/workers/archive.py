@@ -24,7 +24,7 @@ from pipeline.workers.archive_lag import LagWatch, Stored
 from pipeline.workers.broker import back_off_s
 from pipeline.workers.dead_letters import VersionError, dead_letters, send_letters
 from pipeline.workers.faults import fault
-from pipeline.workers.intake import TRANSACTIONAL, Intake
+from pipeline.workers.intake import Intake
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.runner import WorkerSpec
 from pipeline.workers.transport import Link
@@ -43,6 +43,8 @@ READS: Final = (
     Topic.BUCKETS,
     Topic.DECISIONS,
 )
+TRANSACTIONAL: Final = frozenset({Topic.DECISIONS})
+"""What of these the gate writes in transactions: a marker stands after every one of them."""
 T = TypeVar("T")
 
 PACE_S: Final = 0.05
@@ -126,6 +128,8 @@ class _Seat:
 
     part: PartitionArchive | None = None
     """None until the table has said where to go on."""
+    going_on: bool = False
+    """Whether the intake goes on there."""
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when the partition is no longer ours."""
     due_us: int | None = None
@@ -165,7 +169,8 @@ class ArchiveWorker:
                     "%s; trying again in %.1f s (a new database: run `klaxon migrate`)", error, delay_s
                 )
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), delay_s)
+                    async with asyncio.timeout(delay_s):
+                        await self._stopping.wait()
                 attempt += 1
         for seat in self._seats.values():
             seat.changed.set()
@@ -194,7 +199,20 @@ class ArchiveWorker:
         if seat is None or await self._with_room(seat) is None:
             return  # no longer ours
         async with self._lock:
-            await self._add(seat, self._intake.take(record))
+            if self._goes_on(record.place, seat):
+                await self._add(seat, self._intake.take(record))
+
+    def _goes_on(self, place: Partition, seat: _Seat) -> bool:
+        """Whether the partition is still this seat's; the intake then goes on where the table said.
+
+        Under the lock alone: what is still read for the last seat moves the intake on, and is dropped.
+        """
+        if seat.part is None or self._seats.get(place) is not seat:
+            return False
+        if not seat.going_on:
+            self._intake.expect(place, seat.part.read_from)
+            seat.going_on = True
+        return True
 
     async def _with_room(self, seat: _Seat) -> PartitionArchive | None:
         """The seat's partition once it is open and not full; None when it was left meanwhile."""
@@ -280,12 +298,12 @@ class ArchiveWorker:
                 delay_s = back_off_s(attempt)
                 log.warning("%s: %s; trying again in %.1f s", place, error, delay_s)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(seat.changed.wait(), delay_s)  # it is left
+                    async with asyncio.timeout(delay_s):
+                        await seat.changed.wait()  # it is left
                 attempt += 1
                 continue
             if seat.stop.is_set():
                 break
-            self._intake.expect(place, part.read_from)
             seat.part = part
             seat.changed.set()
             log.info("%s: going on at offset %d", place, part.read_from)
@@ -319,7 +337,8 @@ class ArchiveWorker:
         for place, seat in list(self._seats.items()):
             if seat.part is not None:
                 async with self._lock:
-                    await self._add(seat, self._intake.left_behind(place))
+                    if self._goes_on(place, seat):
+                        await self._add(seat, self._intake.left_behind(place))
 
     def gauges(self) -> dict[str, dict[str, int]]:
         lags = self._lag.lags

@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -23,6 +23,7 @@ from pipeline.workers.refusal import refusal
 from schemas import header_names  # noqa: F401 (its import is what it does)
 from schemas.plain import Log, Plain
 from schemas.topics import Topic
+from schemas.whole import whole
 
 log: Log = logging.getLogger("klaxon.broker")
 
@@ -102,28 +103,51 @@ async def bare_client(kafka: KafkaConfig) -> AsyncIterator[AIOKafkaClient]:
     try:
         with quiet_aiokafka():
             try:
-                await client.bootstrap()
+                await whole(client.bootstrap())
             except (KafkaError, OSError) as error:
                 raise await not_connected(kafka, error) from None
         yield client
     finally:
-        await client.close()
+        await whole(client.close())
+
+
+class Startable(Protocol):
+    """A producer or a consumer of aiokafka."""
+
+    async def start(self) -> None:
+        """Connect; raises aiokafka's KafkaError."""
+
+    async def stop(self) -> None:
+        """Disconnect; harmless when not started."""
+
+
+Client = TypeVar("Client", bound=Startable)
+
+
+@asynccontextmanager
+async def started(client: Client) -> AsyncIterator[Client]:
+    """The client while it is connected. However that ends, or where it cannot connect, nothing stays open."""
+    try:
+        with quiet_aiokafka():
+            await whole(client.start())
+        yield client
+    finally:
+        await whole(client.stop())
 
 
 @asynccontextmanager
 async def admin_client(kafka: KafkaConfig) -> AsyncIterator[AIOKafkaAdminClient]:
     """A started admin client; raises BrokerAwayError when the broker cannot be reached, else RefusedError."""
     admin = AIOKafkaAdminClient(**client_options(kafka))
-    with quiet_aiokafka():
-        try:
-            await admin.start()
-        except (KafkaError, OSError) as error:
-            await admin.close()
-            raise await not_connected(kafka, error) from None
     try:
+        with quiet_aiokafka():
+            try:
+                await whole(admin.start())
+            except (KafkaError, OSError) as error:
+                raise await not_connected(kafka, error) from None
         yield admin
     finally:
-        await admin.close()
+        await whole(admin.close())
 
 
 class quiet_aiokafka:  # noqa: N801 (used as a function)

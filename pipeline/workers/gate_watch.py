@@ -35,26 +35,30 @@ class ControlWatch:
     def __init__(self, kafka: KafkaConfig, partition: int, signatures: GateSignatures = UNSIGNED) -> None:
         self._signatures = signatures
         self._place = TopicPartition(Topic.CONTROL.value, partition)
-        self._consumer: AIOKafkaConsumer[bytes, bytes] = AIOKafkaConsumer(
-            **client_options(kafka),
-            isolation_level=isolation(kafka),
-            enable_auto_commit=False,
-            auto_offset_reset="latest",
-            fetch_max_wait_ms=POLL_MS,
-        )
+        self._kafka = kafka
+        self._consumer: AIOKafkaConsumer[bytes, bytes] | None = None
+        """From `start` on: what never started has nothing to close."""
         self._own: set[bytes] = set()
         self._untold: Counter[str] = Counter()
         self._told_s = -TELL_EVERY_S
 
     async def start(self, first: int) -> None:
         """Connect, and read on at this offset; raises aiokafka's KafkaConnectionError."""
+        self._consumer = AIOKafkaConsumer(
+            **client_options(self._kafka),
+            isolation_level=isolation(self._kafka),
+            enable_auto_commit=False,
+            auto_offset_reset="latest",
+            fetch_max_wait_ms=POLL_MS,
+        )
         await self._consumer.start()
         self._consumer.assign([self._place])
         self._consumer.seek(self._place, first)
 
     async def stop(self) -> None:
         """Disconnect."""
-        await self._consumer.stop()
+        if self._consumer is not None:
+            await self._consumer.stop()
 
     def expect(self, value: bytes) -> None:
         """The gate writes this: the first such record to come by is no foreign one. Kept until it does."""
@@ -67,6 +71,7 @@ class ControlWatch:
         for one that no trusted key signed: routers pass over that, but compaction puts it in the place of
         ours. So its numbers count for nothing, and use none up.
         """
+        assert self._consumer is not None, "not started"
         now_us = time.time_ns() // 1000
         found: dict[str, list[Directive | None]] = {}
         for records in (await self._consumer.getmany(self._place, timeout_ms=POLL_MS)).values():

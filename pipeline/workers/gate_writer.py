@@ -7,12 +7,12 @@ same records are written one after another by a plain producer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Final
 
 import msgspec
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import InvalidProducerEpoch, ProducerFenced
+from aiokafka.errors import IllegalOperation, InvalidProducerEpoch, KafkaError, ProducerFenced
 
 from pipeline.config import KafkaConfig
 from pipeline.core.gate.settings import Effect
@@ -43,21 +43,23 @@ class GateWriter:
     def __init__(self, kafka: KafkaConfig, partition: int, signatures: GateSignatures = UNSIGNED) -> None:
         self._partition = partition
         self._signatures = signatures
-        self._transactional = kafka.transactions
-        transaction = (
-            {
-                "transactional_id": f"klaxon-gate-{partition}",
-                "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
-            }
-            if kafka.transactions
-            else {}
-        )
-        self._producer = AIOKafkaProducer(**client_options(kafka), acks="all", **transaction)
+        self._kafka = kafka
+        self._producer: AIOKafkaProducer | None = None
+        """From `start` on: what never started has nothing to close."""
         self._closed = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect; with transactions, every predecessor is fenced and its open transaction aborted by now."""
+        transaction = (
+            {
+                "transactional_id": f"klaxon-gate-{self._partition}",
+                "transaction_timeout_ms": TRANSACTION_TIMEOUT_MS,
+            }
+            if self._kafka.transactions
+            else {}
+        )
+        self._producer = AIOKafkaProducer(**client_options(self._kafka), acks="all", **transaction)
         await self._producer.start()
 
     async def write(self, effects: Sequence[Effect]) -> None:
@@ -79,15 +81,16 @@ class GateWriter:
             raise FencedError(f"gating partition {self._partition}: no longer written by this process")
         writing.result()
 
-    async def _write(self, records: list[tuple[Topic, str, bytes]]) -> None:
+    async def _write(self, records: list[tuple[Topic, str, bytes | None]]) -> None:
+        assert self._producer is not None, "not started"
         try:
-            if not self._transactional:
-                for topic, key, value in records:
-                    await self._send(topic, key, value)
+            if not self._kafka.transactions:
+                for record in records:
+                    await self._send(self._producer, *record)
                 return
             fault("gate_before_transaction")
             async with self._producer.transaction():
-                await asyncio.gather(*(self._send(topic, key, value) for topic, key, value in records))
+                await _all_sent([self._send(self._producer, *record) for record in records])
                 fault("gate_in_transaction")
             fault("gate_after_transaction")
         except (ProducerFenced, InvalidProducerEpoch):
@@ -97,10 +100,16 @@ class GateWriter:
             ) from None
 
     async def close(self) -> None:
-        """Abort what is open and disconnect; a `write` that waits ends."""
+        """Abort what is open and disconnect; a `write` that waits ends. What was on its way may meet a
+        successor: from a writer that is closed that is no fencing."""
         self._closed.set()
         await self._end_writing()
-        await self._producer.stop()
+        if self._producer is None:
+            return
+        try:
+            await self._producer.stop()
+        except KafkaError:
+            await self._producer.client.close()  # aiokafka leaves it open then
 
     async def _end_writing(self) -> None:
         """Abort the transaction under way; a broker that does not answer aborts it by itself later."""
@@ -110,16 +119,29 @@ class GateWriter:
             if self._writing.done() and not self._writing.cancelled():
                 self._writing.exception()  # seen: there is nothing to be done about it any more
 
-    async def _send(self, topic: Topic, key: str, value: bytes) -> None:
+    async def _send(self, producer: AIOKafkaProducer, topic: Topic, key: str, value: bytes | None) -> None:
         named = key.encode()
-        headers = [*HEADERS, *self._signatures.headers(topic, named, value)]
-        await self._producer.send_and_wait(
+        headers = [*HEADERS, *self._signatures.headers(topic, named, value or b"")]
+        await producer.send_and_wait(
             topic.value, value, key=named, partition=self._partition, headers=headers
         )
 
 
-def _records(effects: Sequence[Effect]) -> Iterator[tuple[Topic, str, bytes]]:
-    """Topic, key and value; what a router acts on comes last. Of a state that several hold the newest."""
+async def _all_sent(sends: Sequence[Coroutine[None, None, None]]) -> None:
+    """Wait for every one, and raise what ended the transaction.
+
+    Not what comes of that: whatever is about to be sent then meets a producer outside any transaction, and
+    can say so before the record that the broker refused does.
+    """
+    met = await asyncio.gather(*sends, return_exceptions=True)
+    failed = [each for each in met if isinstance(each, BaseException)]
+    if failed:
+        raise next((each for each in failed if not isinstance(each, IllegalOperation)), failed[0])
+
+
+def _records(effects: Sequence[Effect]) -> Iterator[tuple[Topic, str, bytes | None]]:
+    """Topic, key and value (None: a tombstone); what a router acts on comes last. Of a state that several
+    hold the newest."""
     for effect in effects:
         if effect.rollout is not None:
             yield Topic.ROLLOUTS, effect.name, msgspec.json.encode(effect.rollout)

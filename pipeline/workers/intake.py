@@ -1,15 +1,15 @@
 """Puts a partition's records in order without gaps, whatever Faust delivers.
 
 Faust can leave records out (of a paused partition, of an old generation) and offsets have holes of their own
-(transaction markers, aborted records). So a gap is never guessed about: its offsets are read once, outside
-the group. What is found there is handed over in place; nothing there: the hole is the log's, and counted.
+(transaction markers, aborted records). So a gap is never guessed about, not even one of a single offset: it
+is read once, outside the group. What is found there is handed over in place; nothing there: the hole is the
+log's, and counted.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from typing import Final
 
 from pipeline.config import KafkaConfig
 from pipeline.errors import PipelineError
@@ -17,13 +17,8 @@ from pipeline.workers.broker import RangeReader
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.transport import Link
 from schemas.plain import Log, Plain
-from schemas.topics import Topic
 
 log: Log = logging.getLogger("klaxon.intake")
-
-
-TRANSACTIONAL: Final = frozenset({Topic.CONTROL, Topic.DECISIONS, Topic.ROLLOUTS, Topic.STATE})
-"""What the gate writes in transactions: a marker stands after every one of them."""
 
 
 class RetentionError(PipelineError):
@@ -108,9 +103,6 @@ class Intake:
         return self._reader
 
     async def _missing(self, place: Partition, first: int, end: int) -> AsyncIterator[Record]:
-        if end - first == 1 and place.topic in TRANSACTIONAL:
-            self.holes += 1  # a commit marker: a record left out would leave a gap with its own marker, too
-            return
         reader = await self._started_reader()
         if (begin := (await reader.begin_offsets([place]))[place]) > first:
             deleted = (

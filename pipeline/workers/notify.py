@@ -77,6 +77,13 @@ class Sender:
         self._webhook = webhook
         self._sleep = sleep
         self.counts = {"delivered": 0, "retried": 0, "refused": 0, "given_up": 0}
+        self._since_s: float | None = None
+        """When the notification that is under way was first tried."""
+
+    def gauges(self) -> dict[str, int]:
+        """What became of notifications so far, and how long the one under way waits."""
+        wait_s = 0.0 if self._since_s is None else time.monotonic() - self._since_s
+        return {**self.counts, "wait_us": int(wait_s * 1_000_000)}
 
     async def __aenter__(self) -> Sender:
         timeout = aiohttp.ClientTimeout(total=self._webhook.timeout_s)
@@ -88,6 +95,13 @@ class Sender:
 
     async def deliver(self, message: Notification) -> None:
         """Until it is taken, refused for good, or waited for `give_up_s` in all."""
+        self._since_s = time.monotonic()
+        try:
+            await self._deliver(message)
+        finally:
+            self._since_s = None
+
+    async def _deliver(self, message: Notification) -> None:
         name, waited_s = Plain(message.id), 0.0
         attempt = 0
         while True:
@@ -140,6 +154,8 @@ class Notifier:
         self._kafka = kafka
         self._webhook = webhook
         self._sender = sender
+        self.joined = False
+        """Whether the group has given this process its share of the topic, which may be none of it."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set; waits for an absent broker or topic, with back-off."""
@@ -148,16 +164,22 @@ class Notifier:
             consumer = self._consumer()
             try:
                 await consumer.start()
-                consumer.subscribe([Topic.DECISIONS.value], listener=_BeginAtTheEnd(consumer))
+                consumer.subscribe(
+                    [Topic.DECISIONS.value], listener=_BeginAtTheEnd(consumer, self._has_joined)
+                )
                 log.info("ready: %s to %s", Plain(", ".join(sorted(self._webhook.kinds))), self._webhook.host)
                 attempt = 0
                 await unless(stop, self._follow(consumer))
             except (KafkaError, OSError) as error:
                 log.warning("%s; trying again", Plain(await explained(self._kafka, error)))
             finally:
+                self.joined = False
                 await consumer.stop()
             await unless(stop, asyncio.sleep(back_off_s(attempt)))
             attempt += 1
+
+    def _has_joined(self) -> None:
+        self.joined = True
 
     def _consumer(self) -> AIOKafkaConsumer[bytes, bytes]:
         return AIOKafkaConsumer(
@@ -222,8 +244,9 @@ class Notifier:
 class _BeginAtTheEnd(ConsumerRebalanceListener):
     """A partition that nobody has read is committed at its end at once: from there on nothing is left out."""
 
-    def __init__(self, consumer: AIOKafkaConsumer[bytes, bytes]) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer[bytes, bytes], joined: Callable[[], None]) -> None:
         self._consumer = consumer
+        self._joined = joined
 
     async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
         """Nothing is open: a commit follows each delivery."""
@@ -234,6 +257,7 @@ class _BeginAtTheEnd(ConsumerRebalanceListener):
             await self._consumer.commit(await self._consumer.end_offsets(new))
             listed = Plain(", ".join(f"{place.topic}/{place.partition}" for place in sorted(new)))
             log.info("%s: begins at the end, nobody has read it before", listed)
+        self._joined()
 
 
 def _seconds(text: str | None) -> float | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pipeline.config import Config
+from pipeline.core.divergence import KERNEL_SAID
 from pipeline.core.pairing import PairSource, settle_together
 from pipeline.workers.content import content_settings
 from pipeline.workers.faults import fault, is_armed
@@ -14,7 +16,10 @@ from pipeline.workers.source import SourceWorker
 from pipeline.workers.source_kind import Source, SourceKind
 from pipeline.workers.transport import Link
 from schemas.codec import decode_logits
+from schemas.plain import Log, Plain
 from schemas.topics import Topic
+
+log: Log = logging.getLogger("klaxon.worker")
 
 READS: Final = (Topic.LOGITS,)
 ROWS_EVERY_US: Final = 250_000
@@ -39,6 +44,7 @@ def pair(config: Config) -> WorkerSpec:
     kinds = {Topic.LOGITS: SourceKind(decode_logits, make_source, observe, settle)}
 
     def make(link: Link, _counts: Mapping[Topic, int]) -> SourceWorker:
+        log.info("pair: scores by %s", Plain(KERNEL_SAID))
         return SourceWorker(link, config, kinds)
 
     return WorkerSpec("pair", reads=READS, needs=WRITES, make=make)

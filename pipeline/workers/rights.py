@@ -52,10 +52,6 @@ Lack = tuple[Operation, Kind, str]
 """What may not be done, to which kind of thing, of which name."""
 
 
-class DeniedError(BrokerError):
-    """The broker denies this process a right; the message names principal, operation, thing and remedy."""
-
-
 def who(kafka: KafkaConfig) -> str:
     """What the brokers take this process for, as far as it knows itself."""
     if kafka.username:

@@ -29,6 +29,7 @@ from pipeline.workers.rights import denied, wait_for_topics
 from pipeline.workers.stopping import on_stop
 from pipeline.workers.transport import KlaxonApp, Link
 from pipeline.workers.watchdog import EXIT_CODE, Watchdog, end_process
+from schemas.header_names import batches_left_out
 from schemas.plain import Log, Plain, PlainJson
 from schemas.topics import Topic
 
@@ -38,6 +39,8 @@ STALL_S: Final = 60
 """Without a turn of the loop, or with records waiting and none read, for this long, the process ends."""
 STOP_GRACE_S: Final = 10.0
 """On top of the rebalance timeout: a stop while joining a group ends only when the join ends."""
+CANCEL_AGAIN_S: Final = 2.0
+"""How long what was cancelled may take to end before it is taken to have lost that."""
 FAILED_GRACE_S: Final = 5.0
 """To leave the group after an error. A process that cannot must not hold its partitions any longer."""
 PATIENT_NICE: Final = 10
@@ -158,11 +161,13 @@ class Runner:
         if working.cancelled():
             return OK
         error = working.exception()
-        if not self._said_why.is_set():
-            self._say_why(error)
+        self._say_why(error)
         return REFUSED if isinstance(error, RefusedError) else CRASHED
 
     def _say_why(self, error: BaseException | None) -> None:
+        """Log it, once: the first error is the cause of any that follow."""
+        if self._said_why.is_set():
+            return
         if isinstance(error, PipelineError):
             log.error("%s: %s", self._name, error)
         elif (reason := denied(self._kafka, error)) is not None:
@@ -242,7 +247,12 @@ class Runner:
         await first_end_of(processor.run(), self._watch_fetching(link), self._log_gauges())
 
     async def _until_failed(self) -> None:
-        await self._failed
+        """Said at once: what else runs may take its time to end, and the grace counts from here."""
+        try:
+            await self._failed
+        except Exception as error:  # whatever a processor raised
+            self._say_why(error)
+            raise
 
     async def _beat(self) -> None:
         while True:
@@ -277,6 +287,7 @@ class Runner:
             "commits": 0 if link is None else link.commits,
             "commits_refused": 0 if link is None else link.commits_refused,
             "recovered": 0 if processor is None else processor.recovered,
+            "batches_left_out": batches_left_out(),
         }
         letters = {} if link is None else link.dead_letters
         dead_letters = {
@@ -327,15 +338,19 @@ def run_worker(spec: WorkerSpec, config: Config) -> int:
 
 
 async def first_end_of(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run them together until one ends, which none should; raises its error. Leaves none running."""
+    """Run them together until one ends, which none should; raises its error. Leaves none running: one that
+    lost its cancellation, as code of others now and then does, is cancelled again."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
+        left = set(tasks)
+        while left:
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
         await asyncio.gather(*tasks, return_exceptions=True)
 
 

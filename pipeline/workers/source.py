@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -196,11 +197,12 @@ class SourceWorker:
             await self._gather()
             self._changed.clear()
             started_s = loop.time()
-            behind = self._is_behind()
-            due_s = started_s + pause_s(await self._flush(), behind=behind)
+            waiting = self._waiting_over_read()
+            due_s = started_s + pause_s(await self._flush(waiting=waiting), behind=waiting > 1)
             await asyncio.sleep(due_s - loop.time())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), SILENT_S / 4)
+                async with asyncio.timeout(SILENT_S / 4):
+                    await self._changed.wait()
 
     async def _gather(self) -> None:
         """Let records be read that are known to wait, but not for long."""
@@ -278,8 +280,8 @@ class SourceWorker:
                 seat.ticking.cancel()
         await self._intake.stop()
 
-    def _is_behind(self) -> bool:
-        """Whether more records wait than were read since the last call."""
+    def _waiting_over_read(self) -> float:
+        """How many records wait, over those read since the last call. More than 1: this worker is behind."""
         waiting = read = 0
         for place, seat in self._seats.items():
             next_offset = seat.source.next_offset
@@ -288,7 +290,7 @@ class SourceWorker:
             read += max(next_offset - seat.flushed_offset, 0)
             seat.flushed_offset = next_offset
             waiting += self._waiting(place, seat)
-        return waiting > read
+        return waiting / read if read else math.inf if waiting else 0.0
 
     def _waiting(self, place: Partition, seat: _Seat) -> int:
         """Records of a partition of ours that are known to stand unread; none before its first one."""
@@ -296,7 +298,7 @@ class SourceWorker:
         position = self._link.position(place) if seat.owned and next_offset is not None else None
         return 0 if position is None or next_offset is None else max(position.end_offset - next_offset, 0)
 
-    async def _flush(self) -> float:
+    async def _flush(self, *, waiting: float) -> float:
         """Publish what every owned source has to say, without waiting until it is acknowledged.
 
         Returns the seconds of CPU time that it computed: without sending.
@@ -306,26 +308,26 @@ class SourceWorker:
         for topic, kind in self._kinds.items():
             seats = self._seats.items()
             kind.settle([seat.source for place, seat in seats if seat.owned and place.topic == topic])
-        spent_s = time.thread_time() - began_s
         commits: list[tuple[_Seat, int, int | None]] = []
         evidence: list[Awaitable[Any]] = []
         besides: list[Awaitable[Any]] = []
-        for place, seat in list(self._seats.items()):
+        flushes: list[tuple[Partition, Flush]] = []
+        # All of it before anything is sent: that can take long, and meanwhile a partition be lost and won,
+        # and more be read, which is better settled together by the next flush.
+        for place, seat in self._seats.items():
             if not seat.owned:
                 continue
-            began_s = time.thread_time()
-            flush = seat.source.take_flush()
-            # Before anything is sent: that can take long, and the partition be lost and won meanwhile.
+            flush = seat.source.take_flush(waiting=waiting)
             commits.append((seat, seat.tenure, flush.commit))
-            records = list(_records_of(place, flush))
-            spent_s += time.thread_time() - began_s
+            flushes.append((place, flush))
             seat.warming_up = seat.warming_up and not flush.finals
             besides += seat.letters
             seat.letters = []
-            for topic, partition, value in records:
-                sent = await self._link.send(
-                    topic, value, key=str(place).encode(), content_type=BUCKETS, partition=partition
-                )
+        spent_s = time.thread_time() - began_s
+        for place, flush in flushes:
+            key = str(place).encode()
+            for topic, partition, value in _records_of(place, flush):
+                sent = await self._link.send(topic, value, key=key, content_type=BUCKETS, partition=partition)
                 (besides if topic is Topic.PAIRS else evidence).append(sent)
         if evidence or besides:
             fault("flush_sent_before_acknowledged")

@@ -21,8 +21,12 @@ class Source(Protocol):
     def read(self, meta: RecordMeta, decoded: Any) -> None:
         """Fold one record; None: a tick."""
 
-    def take_flush(self) -> Flush:
-        """What there is to publish since the last call, and the offset that may be committed after it."""
+    def take_flush(self, *, waiting: float = 0.0) -> Flush:
+        """What there is to publish since the last call, and the offset that may be committed after it.
+
+        `waiting`: records that wait, over those read since the last call. Without fresh cells of seconds
+        that these will close.
+        """
 
     def gauges(self) -> dict[str, int]:
         """Sizes and ages, by name."""

@@ -14,13 +14,14 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
+    InvalidReplicationFactorError,
     KafkaError,
     TopicAuthorizationFailedError,
     for_code,
 )
 
 from pipeline.config import KafkaConfig
-from pipeline.workers.broker import BrokerError, admin_client, away, client_options
+from pipeline.workers.broker import BrokerError, admin_client, away, client_options, started
 from pipeline.workers.records import APPEND_TIME
 from pipeline.workers.rights import who
 from schemas.topics import CONTENT_TYPE, GATING, GATING_PARTITIONS, INPUTS, TICK, Topic
@@ -81,6 +82,14 @@ def _plan(topic: Topic, kafka: KafkaConfig) -> TopicPlan:
     return TopicPlan(topic, partitions, kafka.replication, settings)
 
 
+def _remedy(kafka: KafkaConfig, code: int) -> str:
+    """What to do about a topic that the broker did not make, where the configuration is at fault."""
+    if for_code(code) is not InvalidReplicationFactorError:
+        return ""
+    told = f"kafka.replication (KLAXON_KAFKA_REPLICATION) is {kafka.replication}"
+    return f"; {told}: set at most as many as there are brokers"
+
+
 async def create(kafka: KafkaConfig) -> tuple[Topic, ...]:
     """Create the topics that do not exist; returns those, once every topic has its leaders.
 
@@ -108,7 +117,9 @@ async def create(kafka: KafkaConfig) -> tuple[Topic, ...]:
                     if for_code(code) in (TopicAuthorizationFailedError, ClusterAuthorizationFailedError):
                         raise BrokerError(f"{who(kafka)} may not create topics at {kafka.bootstrap}: {ADMIN}")
                     said = next((text for text in message if text), for_code(code).__name__)
-                    raise BrokerError(f"topic {name} cannot be created at {kafka.bootstrap}: {said}")
+                    raise BrokerError(
+                        f"topic {name} cannot be created at {kafka.bootstrap}: {said}{_remedy(kafka, code)}"
+                    )
             await _until_led(admin, kafka, {item.topic.value for item in wanted})
         except (KafkaError, OSError) as error:
             raise away(kafka, error) from None
@@ -264,31 +275,22 @@ def _alter(item: TopicPlan, kafka: KafkaConfig, setting: str) -> str:
 async def _probe_problems(kafka: KafkaConfig, topic: Topic) -> list[str]:
     """Write a tick with a producer's time an hour old and see which time the broker keeps."""
     mark = uuid.uuid4().bytes
-    producer = AIOKafkaProducer(**client_options(kafka))
-    await producer.start()
     try:
-        written = await producer.send_and_wait(
-            topic.value,
-            b"",
-            partition=0,
-            timestamp_ms=int(time.time() * 1000) - HOUR_MS if kafka.append_time else None,
-            headers=[(CONTENT_TYPE, TICK.encode()), ("probe", mark)],
-        )
+        async with started(AIOKafkaProducer(**client_options(kafka))) as producer:
+            written = await producer.send_and_wait(
+                topic.value,
+                b"",
+                partition=0,
+                timestamp_ms=int(time.time() * 1000) - HOUR_MS if kafka.append_time else None,
+                headers=[(CONTENT_TYPE, TICK.encode()), ("probe", mark)],
+            )
     except TopicAuthorizationFailedError:
         return [f"{topic}: not probed for its record times, {who(kafka)} may not write it: {ADMIN}"]
-    finally:
-        await producer.stop()
-    consumer: AIOKafkaConsumer[bytes, bytes] = AIOKafkaConsumer(
-        **client_options(kafka), enable_auto_commit=False
-    )
-    await consumer.start()
-    try:
-        place = TopicPartition(topic.value, 0)
+    place = TopicPartition(topic.value, 0)
+    async with started(AIOKafkaConsumer(**client_options(kafka), enable_auto_commit=False)) as consumer:
         consumer.assign([place])
         consumer.seek(place, written.offset)
         record = await consumer.getone(place)
-    finally:
-        await consumer.stop()
     if dict(record.headers).get("probe") != mark:
         return [f"{topic}: the probe written at offset {written.offset} was not read back there"]
     if kafka.append_time and record.timestamp_type != APPEND_TIME:

@@ -18,7 +18,8 @@ from tests.kafka.broker import Broker
 LOG_TIMEOUT_S = 120.0
 GAUGES_EVERY_SECOND = {"KLAXON_WORKER_GAUGES_EVERY_S": "1"}
 ANY_PORT = {
-    f"KLAXON_MONITORING_{kind.upper()}_PORT": "0" for kind in ("measure", "pair", "gate", "archive", "router")
+    f"KLAXON_MONITORING_{kind.upper()}_PORT": "0"
+    for kind in ("measure", "pair", "gate", "archive", "router", "notify")
 }
 """Many run at once on one machine; each says in its log which port it has."""
 KLAXON = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
@@ -83,8 +84,10 @@ class Worker:
 
     @property
     def log(self) -> str:
-        """Everything it has said so far."""
-        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        """Everything it has said so far; of a line that is still being written, nothing."""
+        whole = not self.running
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return text if whole else text[: text.rfind("\n") + 1]
 
     async def until_log(self, text: str, *, timeout_s: float = LOG_TIMEOUT_S) -> None:
         """Wait for `text` after what was waited for before; fails when the process ends without it."""

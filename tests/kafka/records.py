@@ -1,4 +1,4 @@
-"""Writing and reading topics in tests, without any code of the pipeline's workers."""
+"""Writing and reading topics in tests; of the pipeline's workers only what closes clients."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
 from pipeline.workers import topics
+from pipeline.workers.broker import admin_client, started
 from schemas.topics import CONTENT_TYPE, JSON, Topic
 from tests.kafka import keys
 from tests.kafka.broker import Broker
@@ -43,15 +44,11 @@ async def fresh_topics(broker: Broker) -> None:
 
 async def delete_topics(broker: Broker) -> None:
     """Delete all our topics with their groups' offsets."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
-    await admin.start()
-    try:
+    async with admin_client(broker.config) as admin:
         ours = {topic.value for topic in Topic} & set(await admin.list_topics())
         if ours:
             await admin.delete_topics(sorted(ours))
             await eventually(lambda: _are_gone(admin, ours))
-    finally:
-        await admin.close()
 
 
 async def _are_gone(admin: AIOKafkaAdminClient, names: set[str]) -> bool:
@@ -60,13 +57,9 @@ async def _are_gone(admin: AIOKafkaAdminClient, names: set[str]) -> bool:
 
 async def keep_producer_times(broker: Broker, topic: Topic) -> None:
     """Set a topic wrong: records keep their producer's time."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
-    await admin.start()
-    try:
+    async with admin_client(broker.config) as admin:
         setting = ConfigResource(ConfigResourceType.TOPIC, topic, {"message.timestamp.type": "CreateTime"})
         await admin.alter_configs([setting])
-    finally:
-        await admin.close()
 
 
 @asynccontextmanager
@@ -74,14 +67,11 @@ async def producer(
     broker: Broker, *, transactional_id: str | None = None, linger_ms: int = 0
 ) -> AsyncIterator[AIOKafkaProducer]:
     """A started producer."""
-    client = AIOKafkaProducer(
+    made = AIOKafkaProducer(
         bootstrap_servers=broker.bootstrap, transactional_id=transactional_id, linger_ms=linger_ms
     )
-    await client.start()
-    try:
+    async with started(made) as client:
         yield client
-    finally:
-        await client.stop()
 
 
 async def produce(broker: Broker, records: Iterable[Written]) -> list[int]:
@@ -119,9 +109,8 @@ async def dump(
         ),
         fetch_max_wait_ms=50,
     )
-    await consumer.start()
     found: list[ConsumerRecord[bytes, bytes]] = []
-    try:
+    async with started(consumer):
         await consumer._client.force_metadata_update()
         places = [
             TopicPartition(topic, number)
@@ -139,8 +128,6 @@ async def dump(
             for place in list(unread):
                 if await consumer.position(place) >= ends[place]:
                     unread.discard(place)
-    finally:
-        await consumer.stop()
     return sorted(found, key=lambda record: (record.partition, record.offset))
 
 
@@ -149,16 +136,13 @@ async def committed_offsets(broker: Broker, group: str, places: Sequence[TopicPa
 
     {} while the group has no coordinator: nobody has committed anything on this broker yet, or it moves.
     """
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
-    await admin.start()
-    try:
-        found = await admin.list_consumer_group_offsets(group, partitions=list(places))
-    except KafkaError as error:
-        if not error.retriable:
-            raise
-        return {}
-    finally:
-        await admin.close()
+    async with admin_client(broker.config) as admin:
+        try:
+            found = await admin.list_consumer_group_offsets(group, partitions=list(places))
+        except KafkaError as error:
+            if not error.retriable:
+                raise
+            return {}
     return {f"{place.topic}/{place.partition}": at.offset for place, at in found.items() if at.offset >= 0}
 
 

@@ -26,6 +26,7 @@ from click import Command
 from click.testing import CliRunner
 
 from pipeline.cli.doctor.broker import broker_findings
+from pipeline.cli.doctor.rights import right_findings
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.publish import publish
 from pipeline.cli.status import status
@@ -332,9 +333,16 @@ async def test_rights_are_granted_once_and_by_a_super_user_only(secured: SecureK
     async with bare_client(admin.kafka) as client:
         row = (Kind.TOPIC, "klaxon.control", LITERAL, "User:somebody", "*", Operation.WRITE, ALLOW)
         await client.send(client.get_random_node(), CreateAcls([row]))
-    (problem,) = await acl_problems(Config(kafka=secured.as_user(principal("operator")).config))
-    assert problem.startswith("not in the table: User:somebody may write topic klaxon.control; take it away")
+    operator = Config(kafka=secured.as_user(principal("operator")).config)
+    (problem,) = await acl_problems(operator)
+    (found,) = await right_findings(operator)
+    assert (found.severity, found.code, found.what) == ("warning", "acls", problem.what)
+    assert str(problem).startswith(
+        "not in the table: User:somebody may write topic klaxon.control; take it away"
+    )
     gate = secured.as_user(principal("gate")).config
+    (note,) = await right_findings(Config(kafka=gate))
+    assert (note.severity, note.code) == ("note", "not_checked")
     with pytest.raises(BrokerError, match="User:klaxon-gate may not describe and alter the cluster's rights"):
         await create_acls(Config(kafka=gate))
     with pytest.raises(
@@ -410,7 +418,7 @@ async def test_a_router_says_why_it_cannot_follow_and_tries_on(
     async with Worker("router", by, log_folder, command=(*KLAXON, "router")) as router:
         await router.until_log(told)
         await router.until_log("next try in 1.0 s")
-        assert await router.stop() == 0
+        assert await router.stop() == 0, router.log
 
 
 async def test_a_worker_names_the_rights_it_lacks_and_waits(secured: SecureKafka, log_folder: Path) -> None:
@@ -419,7 +427,7 @@ async def test_a_worker_names_the_rights_it_lacks_and_waits(secured: SecureKafka
             "User:klaxon-measure may not read topic klaxon.logits, read group klaxon-pair, write topic "
             "klaxon.logits, write topic klaxon.pairs, as role pair must: run `klaxon topics create --acls`"
         )
-        assert await worker.stop() == 0
+        assert await worker.stop() == 0, worker.log
 
 
 async def test_a_right_that_shows_only_in_use_is_named_too(secured: SecureKafka, log_folder: Path) -> None:
@@ -506,7 +514,7 @@ async def test_a_roll_out_is_tripped_by_processes_with_their_own_rights_only(
         await eventually(all_arrived)
         workers = (measure, pair, gate, archive)
         assert [await worker.stop() for worker in workers] == [0, 0, 0, 0]
-        assert await router.stop() == 0
+        assert await router.stop() == 0, router.log
     for each in (*workers, router):
         assert "may not" not in each.log
         assert "Authorization" not in each.log
@@ -534,3 +542,5 @@ async def test_known_bad_without_an_authorizer_every_forbidden_write_is_found_to
     assert await lacking_rights(replay, "pair", group="klaxon-pair") == []
     with pytest.raises(BrokerError, match="has no authorizer, so anybody may do anything there"):
         await create_acls(Config(kafka=replay))
+    (off,) = await right_findings(Config(kafka=replay))
+    assert (off.severity, off.code) == ("warning", "acls_off")

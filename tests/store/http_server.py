@@ -32,6 +32,7 @@ INSERT_MODES: Final = {
     "in_body": "not stored; status 200, and the error in the body",
     "in_body_late": "stored; status 200, and an error in the body",
     "short_length": "not stored; status 200, an error, and a Content-Length of 0",
+    "trailing": "as short_length, but the error is sent when the connection is used again",
     "long_length": "stored; a Content-Length beyond what is sent",
     "stuck": "stored, and never answered",
 }
@@ -67,12 +68,16 @@ TRANSPORT: Final = {
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    """Head and body leave at once: what stands behind an answer's end is there before the next request."""
     chdb_: Any
     folder: str
     mode: Path
     scratch: Path
     engine = threading.Lock()
     faults = threading.Lock()
+    behind = b""
+    """What is sent before the next answer of this connection."""
 
     def do_GET(self) -> None:
         self._run(b"")
@@ -108,6 +113,8 @@ class Handler(BaseHTTPRequestHandler):
                 return body
 
     def _run(self, body: bytes) -> None:
+        self.wfile.write(self.behind)
+        self.behind = b""
         fields = {name: values[-1] for name, values in parse_qs(urlsplit(self.path).query).items()}
         settings = {n: v for n, v in fields.items() if n not in TRANSPORT and not n.startswith("param_")}
         sql, rows = fields.get("query", ""), body
@@ -163,7 +170,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "poisoned":
             other = f"SELECT * REPLACE (999 AS part) FROM file('{path}', 'Native') LIMIT 1"
             statement = f"{sql} SETTINGS {clause} {other}"
-        if fault in ("lost", "torn_lost", "in_body", "short_length"):
+        if fault in ("lost", "torn_lost", "in_body", "short_length", "trailing"):
             return 0
         return int(self.chdb_.query(statement).rows_read())
 
@@ -189,6 +196,9 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(200, ERROR, written=written)
             case "short_length":
                 self._answer(200, ERROR, length=0)
+            case "trailing":
+                self._answer(200, b"")
+                self.behind = ERROR
             case "long_length":
                 self._answer(200, data, length=len(data) + 100, written=written)
                 self._wait_for_the_client()

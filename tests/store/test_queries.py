@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.store.client import ReadLimits, Store, connect, connect_read_only, embedded_folder
+from pipeline.store.client import ReadLimits, Store, connect, connect_read_only
+from pipeline.store.embedded import embedded_folder
 from pipeline.store.errors import QueryError, RowError, StoreError, StoreUnavailableError
 from pipeline.store.queries import QueryEndpoint, listen_address, query_endpoint, run_query
 from pipeline.store.read_only import INSIDE, bare, readable

@@ -51,7 +51,17 @@ from tests.store.records import (
 )
 
 HEADER = BatchHeader("p", 0, {})
-NOT_COLUMNS = {"v", "text", "tokens", "top_ids", "top_logprobs", "token_bytes", "top_bytes", "precision"}
+NOT_COLUMNS = {
+    "v",
+    "text",
+    "key_ids",
+    "tokens",
+    "top_ids",
+    "top_logprobs",
+    "token_bytes",
+    "top_bytes",
+    "precision",
+}
 TIMES = {
     "append_us",
     "ts_us",
@@ -267,7 +277,7 @@ def test_the_remaining_request_fields_have_columns_but_an_encrypted_text_does_no
 
 def test_every_field_of_a_request_event_has_a_column(store: Store) -> None:
     columns = {name for name, *_ in store.rows("DESCRIBE inference_log")}
-    assert set(RequestEvent.__struct_fields__) - columns == {"v", "text"}
+    assert set(RequestEvent.__struct_fields__) - columns == {"v", "text", "key_ids"}
     assert set(LogitEvent.__struct_fields__) - {n for n, *_ in store.rows("DESCRIBE logit_summaries")} == (
         NOT_COLUMNS - {"text"}
     )

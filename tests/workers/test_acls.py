@@ -97,6 +97,9 @@ def test_principals_are_configured_by_role() -> None:
         load_config(None, {"KLAXON_PRINCIPALS_GATE": "klaxon-gate"})
 
 
+CLUSTER = Resource(Kind.CLUSTER, "kafka-cluster")
+
+
 def topic(name: str, *, prefixed: bool = False) -> Resource:
     return Resource(Kind.TOPIC, name, prefixed)
 
@@ -115,18 +118,40 @@ def topic(name: str, *, prefixed: bool = False) -> Resource:
         (Acl("User:x", Operation.READ, topic("klaxon.control")), False),
         (Acl("User:x", Operation.WRITE, topic("klaxon.controls")), False),
         (Acl("User:x", Operation.WRITE, topic("other")), False),
-        (Acl("User:x", Operation.ALTER, Resource(Kind.CLUSTER, "kafka-cluster")), False),
+        (Acl("User:x", Operation.DESCRIBE, CLUSTER), False),
+        (Acl("User:x", Operation.DESCRIBE_CONFIGS, CLUSTER), False),
+        (Acl("User:x", Operation.IDEMPOTENT_WRITE, CLUSTER), False),
+        (Acl("User:klaxon-operator", Operation.DESCRIBE, CLUSTER, denies=True), True),
     ],
 )
 def test_rights_over_and_above_are_told_if_they_change_what_is_ours(acl: Acl, told: bool) -> None:
-    problems = differences(ALL_OF_IT, ALL_OF_IT | {acl})
+    problems = list(map(str, differences(ALL_OF_IT, ALL_OF_IT | {acl})))
     assert problems == ([f"not in the table: {acl}; take it away with Kafka's kafka-acls.sh --remove"] * told)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Operation.ALL, Operation.ALTER, Operation.ALTER_CONFIGS, Operation.CLUSTER_ACTION, Operation.CREATE,
+        Operation.DELETE,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["kafka-cluster", "*"])
+def test_who_may_change_the_cluster_is_told(operation: Operation, name: str) -> None:
+    """ALTER alone lets its holder grant himself all the rest."""
+    acl = Acl("User:klaxon-gate", operation, Resource(Kind.CLUSTER, name))
+    (problem,) = differences(ALL_OF_IT, ALL_OF_IT | {acl})
+    assert not problem.missing
+    assert str(problem) == (
+        f"not in the table: User:klaxon-gate may {operation} cluster; unless that is a broker, whoever may "
+        "change the cluster can give itself every right: take it away with Kafka's kafka-acls.sh --remove"
+    )
 
 
 def test_what_is_missing_is_told_in_a_line_per_principal() -> None:
     assert differences(ALL_OF_IT, ALL_OF_IT) == []
     gone = {acl for acl in ALL_OF_IT if acl.principal in ("User:klaxon-router", "User:klaxon-node-agent")}
-    assert differences(ALL_OF_IT, ALL_OF_IT - gone) == [
+    assert [str(one) for one in differences(ALL_OF_IT, ALL_OF_IT - gone) if one.missing] == [
         "User:klaxon-node-agent may not write topic klaxon.telemetry; run `klaxon topics create --acls`",
         "User:klaxon-router may not read topic klaxon.control, write topic klaxon.applied; "
         "run `klaxon topics create --acls`",

@@ -75,7 +75,7 @@ async def test_events_are_stored_once_across_a_clean_restart(
             await _until_committed(worker, kafka, (number + 1) * PER_ROUND)
             # To archive can wait: on a shared machine trips come first.
             assert psutil.Process(worker.pid).nice() == min(psutil.Process().nice() + PATIENT_NICE, 19)
-            assert await worker.stop() == 0
+            assert await worker.stop() == 0, worker.log
     assert await asyncio.to_thread(_stored, clickhouse) == _expected(2 * PER_ROUND)
 
 
@@ -91,7 +91,7 @@ async def test_events_are_stored_once_when_the_archive_dies_around_an_insert(
         await _until_committed(worker, kafka, PER_ROUND)
         await _publish(kafka, PER_ROUND)
         await _until_committed(worker, kafka, 2 * PER_ROUND)
-        assert await worker.stop() == 0
+        assert await worker.stop() == 0, worker.log
     assert await asyncio.to_thread(_stored, clickhouse) == _expected(2 * PER_ROUND)
 
 
@@ -125,7 +125,7 @@ async def test_an_archive_that_starts_without_clickhouse_tells_its_lag_and_the_r
             await eventually(shows_lag)
             assert ("cannot be reached" in worker.log) == (answer == "refuses")
             began_s = time.monotonic()
-            assert await worker.stop() == 0
+            assert await worker.stop() == 0, worker.log
             assert time.monotonic() - began_s < 30, "an opening without an answer holds no stop"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, cast
 
 import pytest
@@ -64,20 +65,23 @@ async def _worker(ends: dict[Partition, int]) -> tuple[SourceWorker, dict[Partit
     return worker, made
 
 
-async def test_it_is_behind_while_more_waits_than_was_read_since_the_last_flush() -> None:
+async def test_how_much_waits_over_what_was_read_since_the_last_flush() -> None:
     worker, made = await _worker({FIRST: 100, SECOND: 10})
-    assert not worker._is_behind(), "nothing was read yet, so nothing is known"
+    assert worker._waiting_over_read() == 0, "nothing was read yet, so nothing is known"
     made[FIRST].next_offset, made[SECOND].next_offset = 20, 10
-    assert worker._is_behind(), "80 wait, 30 were read"
+    assert worker._waiting_over_read() == 80 / 30
     made[FIRST].next_offset = 55
-    assert worker._is_behind(), "45 wait, 35 were read"
+    assert worker._waiting_over_read() == 45 / 35
     made[FIRST].next_offset = 90
-    assert not worker._is_behind(), "10 wait, 35 were read"
+    assert worker._waiting_over_read() == 10 / 35
+    assert worker._waiting_over_read() == inf, "10 wait, nothing was read"
+    made[FIRST].next_offset = 100
+    assert worker._waiting_over_read() == 0
 
 
 async def test_what_is_not_ours_or_was_not_fetched_makes_nobody_late() -> None:
     worker, made = await _worker({FIRST: 1000})
     made[FIRST].next_offset, made[SECOND].next_offset = 1, 1
-    assert worker._is_behind()
+    assert worker._waiting_over_read() > 0
     await worker.revoked(frozenset({FIRST}))
-    assert not worker._is_behind()
+    assert worker._waiting_over_read() == 0

@@ -37,14 +37,17 @@ class Talks:
     next_offset: int = 5
     flushed_at_s: list[float] = field(default_factory=list)
     flushed_offsets: list[int] = field(default_factory=list)
+    waiting: list[float] = field(default_factory=list)
+    """What was said with each flush."""
     pairs: list[Any] = field(default_factory=list)
     """Scored, and not flushed yet."""
 
     def read(self, meta: RecordMeta, _decoded: object) -> None:
         self.next_offset = meta.offset + 1
 
-    def take_flush(self) -> Flush:
+    def take_flush(self, *, waiting: float = 0.0) -> Flush:
         self.flushed_at_s.append(asyncio.get_running_loop().time())
+        self.waiting.append(waiting)
         self.flushed_offsets.append(self.next_offset)
         pairs, self.pairs = self.pairs, []
         return Flush(fresh=[BucketRecord(0, b"cells")], pairs=pairs, commit=len(self.flushed_at_s))
@@ -127,6 +130,22 @@ def test_the_next_flush_is_computed_while_the_last_is_under_way_but_no_third() -
             now.link.sent[0].set_result(None)
             await asyncio.sleep(LONG_S)
             assert len(now.source.flushed_at_s) == MOST_UNACKNOWLEDGED + 1
+
+    moved(scene())
+
+
+def test_a_worker_that_is_behind_says_so_to_what_it_flushes() -> None:
+    async def scene() -> None:
+        async with running() as now:
+            now.link.end = 1_000
+            await asyncio.sleep(LONG_S)
+            assert all(waiting > 1 for waiting in now.source.waiting)
+            assert len(now.source.waiting) == MOST_UNACKNOWLEDGED
+            now.link.end = now.source.next_offset
+            for sent in now.link.sent:
+                sent.set_result(None)
+            await asyncio.sleep(LONG_S)
+            assert now.source.waiting[-1] == 0
 
     moved(scene())
 

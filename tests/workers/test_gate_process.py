@@ -39,7 +39,7 @@ async def test_bad_answers_trip_once_and_the_directive_says_why(kafka: Broker, l
             return await decisions(kafka, "trip")
 
         (trip,) = await eventually(tripped)
-        assert await gate.stop() == 0
+        assert await gate.stop() == 0, gate.log
     directive = trip["directive"]
     assert (directive["state"], directive["fallback"], directive["generation"]) == ("tripped", "m1", 1)
     assert directive["weights"]["m1"] == 100

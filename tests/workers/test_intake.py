@@ -20,6 +20,7 @@ from tests.kafka.records import Written, produce, producer
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PLACE = Partition(Topic.LOGITS, 0)
+DECISIONS = Partition(Topic.DECISIONS, 0)
 
 
 class FetchedUpTo:
@@ -84,23 +85,41 @@ async def test_a_hole_of_the_log_is_accepted_and_counted(kafka: Broker) -> None:
     assert (intake.recovered, intake.holes) == (0, 1)
 
 
-async def test_a_commit_marker_of_the_gates_topics_is_passed_without_reading(kafka: Broker) -> None:
-    async with producer(kafka, transactional_id="markers") as client:
-        for number in range(3):
+async def _decide(broker: Broker, transactions: list[list[bytes]]) -> None:
+    """Decisions, as the gate writes them: a marker stands after each transaction."""
+    async with producer(broker, transactional_id="markers") as client:
+        for values in transactions:
             await client.begin_transaction()
-            await client.send_and_wait(Topic.DECISIONS, b"%d" % number, partition=0)
+            for value in values:
+                await client.send_and_wait(Topic.DECISIONS, value, partition=0)
             await client.commit_transaction()
+
+
+def _decision(offset: int) -> Record:
+    return replace(_delivered(offset), topic=Topic.DECISIONS)
+
+
+async def test_a_marker_is_told_from_a_record(kafka: Broker) -> None:
+    await _decide(kafka, [[b"0"], [b"1"], [b"2", b"3"]])
     intake = _intake(kafka)
-    for offset in (0, 2, 4):
-        record = replace(_delivered(offset), topic=Topic.DECISIONS)
-        assert await _values(intake.take(record)) == [(offset, b"delivered")]
-    assert intake.holes == 2
-    assert intake._reader is None
-    # A record that was left out is still found: its gap is wider than a marker.
-    intake.expect(Partition(Topic.DECISIONS, 0), 1)
-    found = await _values(intake.take(replace(_delivered(4), topic=Topic.DECISIONS)))
+    intake.expect(DECISIONS, 1)
+    assert await _values(intake.take(_decision(2))) == [(2, b"delivered")]
+    assert intake.holes == 1
+    # Its first record was left out: the gap of one looks like the marker's.
+    intake.expect(DECISIONS, 4)
+    assert await _values(intake.take(_decision(5))) == [(4, b"2"), (5, b"delivered")]
     await intake.stop()
-    assert found == [(2, b"1"), (4, b"delivered")]
+
+
+async def test_the_last_decision_is_not_taken_for_a_marker(kafka: Broker) -> None:
+    """The position stands right behind it where a poll ended with it."""
+    await _decide(kafka, [[b"0"], [b"1"]])
+    intake = _intake(kafka, next_offset=3)
+    intake.expect(DECISIONS, 2)
+    assert await _values(intake.left_behind(DECISIONS)) == []
+    found = await _values(intake.left_behind(DECISIONS))
+    await intake.stop()
+    assert found == [(2, b"1")]
 
 
 async def test_records_left_behind_at_the_end_are_found_at_the_second_look(kafka: Broker) -> None:

@@ -26,6 +26,7 @@ from tests.kafka.broker import Broker
 from tests.kafka.processes import KLAXON, Worker
 from tests.kafka.records import Written, produce
 from tests.kafka.waiting import eventually
+from tests.listening import listening
 
 KEY = b"k" * 24
 SECRET = "whsec_a2tra2tra2tra2tra2tra2tra2tra2tr"
@@ -118,6 +119,22 @@ async def test_errors_are_tried_again_with_the_same_id() -> None:
     assert waits == sorted(waits)
 
 
+async def test_a_wait_is_measured_until_it_is_over() -> None:
+    waited: list[dict[str, int]] = []
+
+    async def sleep(_: float) -> None:
+        waited.append(sender.gauges())
+
+    async with receiver(answers(500, 500, 200)) as there:
+        webhook = Webhook(there.url, (KEY,), frozenset({"trip"}), timeout_s=5, give_up_s=60)
+        async with Sender(webhook, sleep=sleep) as sender:
+            assert sender.gauges()["wait_us"] == 0
+            await sender.deliver(MESSAGE)
+    first, second = waited
+    assert 0 < first["wait_us"] < second["wait_us"]
+    assert sender.gauges() == {"delivered": 1, "retried": 2, "refused": 0, "given_up": 0, "wait_us": 0}
+
+
 async def test_what_it_will_never_take_is_left_out() -> None:
     async with receiver(answers(422)) as there:
         sender, waits = await delivered(there.url)
@@ -158,19 +175,12 @@ async def test_an_answer_that_drips_is_left_in_time() -> None:
     """A byte now and then is no answer."""
 
     async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            for byte in b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n" + b"x" * 100:
-                writer.write(bytes([byte]))
-                await writer.drain()
-                await asyncio.sleep(0.05)
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
+        for byte in b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n" + b"x" * 100:
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0.05)
 
-    server = await asyncio.start_server(drip, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with listening(drip) as port:
         sender, _ = await delivered(f"http://127.0.0.1:{port}/", timeout_s=0.3, give_up_s=0.5)
     assert sender.counts["given_up"] == 1
 

@@ -91,7 +91,7 @@ async def test_events_become_fresh_cells_and_then_final_buckets(kafka: Broker, l
         assert {second.second for cells in fresh for second in cells.seconds} == {
             second.second for final in await _finals(kafka) for second in final.seconds
         }
-        assert await worker.stop() == 0
+        assert await worker.stop() == 0, worker.log
     finals = await _finals(kafka)
     assert {final.whole_from for final in finals} == {0}
     assert {final.gating_partition for final in finals} == set(range(GATING_PARTITIONS))
@@ -152,7 +152,7 @@ async def test_a_worker_waits_for_the_broker_and_its_topics(kafka_session: Broke
         await worker.until_log("trying again in")
         await worker.until_log("trying again in")
         assert "Traceback" not in worker.log
-        assert await worker.stop() == 0
+        assert await worker.stop() == 0, worker.log
 
 
 async def test_producer_times_stop_the_worker_with_a_line_that_names_the_topic(

@@ -15,6 +15,7 @@ from pipeline.workers.records import Partition
 from schemas.topics import Topic
 from tests.kafka.broker import Broker
 from tests.kafka.records import Written, produce
+from tests.listening import listening
 
 PLACE = Partition(Topic.COMMANDS.value, 0)
 MOMENTS = 8
@@ -26,14 +27,11 @@ async def test_a_reader_that_is_given_up_while_it_connects_is_closed(
 ) -> None:
     met = asyncio.Event()
 
-    async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def says_nothing(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         met.set()
         await reader.read()
-        writer.close()
 
-    server = await asyncio.start_server(says_nothing, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with listening(says_nothing) as port:
         starting = asyncio.create_task(RangeReader(KafkaConfig(bootstrap=f"127.0.0.1:{port}")).start())
         await met.wait()
         for _ in range(10):

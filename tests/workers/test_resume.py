@@ -37,7 +37,7 @@ class Reads:
     def read(self, meta: RecordMeta, _decoded: object) -> None:
         self.offsets.append(meta.offset)
 
-    def take_flush(self) -> Flush:
+    def take_flush(self, *, waiting: float = 0.0) -> Flush:
         return Flush()
 
     def gauges(self) -> dict[str, int]:

@@ -24,7 +24,7 @@ class Noting:
     partition: int
     called: list[str]
 
-    def take_flush(self) -> Flush:
+    def take_flush(self, *, waiting: float = 0.0) -> Flush:
         self.called.append(f"flush {self.partition}")
         return Flush()
 
@@ -42,10 +42,10 @@ async def test_sources_settle_together_before_each_is_flushed() -> None:
     )
     worker = SourceWorker(cast("Link", None), Config(), {Topic.LOGITS: kind})
     await worker.assigned(frozenset({FIRST, SECOND}))
-    await worker._flush()
+    await worker._flush(waiting=0.0)
     assert called[0] in {"settle [0, 1]", "settle [1, 0]"}
     assert sorted(called[1:]) == ["flush 0", "flush 1"]
     called.clear()
     await worker.revoked(frozenset({FIRST}))
-    await worker._flush()
+    await worker._flush(waiting=0.0)
     assert called == ["settle [1]", "flush 1"]

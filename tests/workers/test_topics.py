@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import socket
 
+import msgspec
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from click.testing import CliRunner
 
+from pipeline.cli.demo.ports import free_port
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.topics import topics
 from pipeline.config import KafkaConfig
 from pipeline.workers import topics as topic_plan
-from pipeline.workers.broker import BrokerAwayError
+from pipeline.workers.broker import BrokerAwayError, BrokerError
 from schemas.topics import GATING, GATING_PARTITIONS, INPUTS, Topic
 from tests.kafka.broker import Broker
 from tests.kafka.records import Written, dump, keep_producer_times, produce
@@ -52,6 +53,28 @@ def test_every_topic_is_compacted_or_has_a_retention() -> None:
 async def test_created_topics_check_out_and_creating_again_changes_nothing(kafka: Broker) -> None:
     assert await topic_plan.create(kafka.config) == ()
     assert await topic_plan.check(kafka.config) == ()
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+async def test_more_copies_than_brokers_are_refused_with_the_setting(kafka: Broker) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    try:
+        await admin.delete_topics([Topic.APPLIED])
+    finally:
+        await admin.close()
+    greedy = msgspec.structs.replace(kafka.config, replication=3)
+
+    async def refused() -> str:  # the broker answers before it has applied
+        try:
+            await topic_plan.create(greedy)
+        except BrokerError as error:
+            return str(error)
+        return ""
+
+    told = await eventually(refused)
+    assert "; kafka.replication (KLAXON_KAFKA_REPLICATION) is 3: set at most as many as there " in told
 
 
 @pytest.mark.kafka
@@ -97,9 +120,7 @@ async def test_the_probe_alone_finds_producer_times(kafka: Broker) -> None:
 
 
 def _nobody_listens_here() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 async def test_an_absent_broker_is_named() -> None:

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from pipeline.config import Config, SignaturesConfig
-from pipeline.workers import gate as shell
-from pipeline.workers.gate import GateWorker, gate
+from pipeline.workers import gate_seat as shell
+from pipeline.workers.gate import READS, WRITES, GateWorker, gate
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.waits import GIVE_UP_AFTER, StuckError, Waits
 from schemas.topics import SOURCES, Topic
 from tests.kafka.waiting import eventually
 
-SEATS = frozenset(Partition(topic.value, 2) for topic in shell.READS)
+SEATS = frozenset(Partition(topic.value, 2) for topic in READS)
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +214,7 @@ def seated(monkeypatch: pytest.MonkeyPatch) -> Seated:
         monkeypatch.setattr(shell, "RangeReader", parts.reader)
         monkeypatch.setattr(shell, "LOOK_EVERY_S", 0.001)
         monkeypatch.setattr(shell.Intake, "left_behind", _nothing)
-        counts = dict.fromkeys((*SOURCES, *shell.READS, *shell.WRITES), 1)
+        counts = dict.fromkeys((*SOURCES, *READS, *WRITES), 1)
         worker = gate(Config(signatures=SignaturesConfig(required=False))).make(_Link(parts), counts)  # type: ignore[arg-type]
         assert isinstance(worker, GateWorker)
         return worker, parts
@@ -251,7 +251,7 @@ async def test_a_seat_whose_step_does_not_answer_is_taken_with_new_connections(
     async def taken() -> bool:
         return "gating partition 2: taken" in caplog.text
 
-    await eventually(taken, timeout_s=30)
+    await eventually(taken, timeout_s=120)
     assert f"s for {STEPS[stuck]}" in caplog.text
     assert "trying again with new connections" in caplog.text
     assert not serving.done()
@@ -266,7 +266,7 @@ async def test_a_seat_that_cannot_be_taken_ends_the_process_with_one_line(seated
     worker, _ = seated(stuck, 2)
     await worker.assigned(SEATS)
     with pytest.raises(StuckError, match=rf"gating partition 2: has waited .* s for {STEPS[stuck]}"):
-        await asyncio.wait_for(worker.run(), 30)
+        await asyncio.wait_for(worker.run(), 120)
     await worker.stop()
 
 
@@ -284,12 +284,12 @@ async def test_a_group_without_a_coordinator_holds_up_no_judgement(
     async def waits_for_the_commit() -> bool:
         return parts.left == 0
 
-    await eventually(waits_for_the_commit, timeout_s=30)
+    await eventually(waits_for_the_commit, timeout_s=120)
     judged.clear()
     await asyncio.sleep(0.3)
     assert not serving.done()
     assert len(judged) > 10
-    await asyncio.wait_for(worker.revoked(SEATS), 30)
+    await asyncio.wait_for(worker.revoked(SEATS), 120)
     await worker.stop()
     serving.cancel()
     await asyncio.wait([serving])
@@ -306,7 +306,7 @@ async def test_a_dead_letter_that_nobody_acknowledges_holds_up_the_commit_and_no
     await worker.assigned(SEATS)
     serving = asyncio.create_task(worker.run())
     garbage = Record(Topic.PARTIALS, 2, 0, 1_000_000, 1, {}, None, b"garbage")
-    await asyncio.wait_for(worker.read(garbage), 30)
+    await asyncio.wait_for(worker.read(garbage), 120)
     assert len(parts.letters) == 1
     judged.clear()
     await asyncio.sleep(0.3)
@@ -319,7 +319,7 @@ async def test_a_dead_letter_that_nobody_acknowledges_holds_up_the_commit_and_no
     async def committed() -> bool:
         return bool(parts.committed) and parts.committed[-1][place] == 1
 
-    await eventually(committed, timeout_s=30)
+    await eventually(committed, timeout_s=120)
     await worker.stop()
     serving.cancel()
     await asyncio.wait([serving])
@@ -333,5 +333,5 @@ async def test_a_seat_whose_connections_do_not_close_is_left_all_the_same(
     worker, parts = seated("close", 1)
     await worker.assigned(SEATS)
     await asyncio.sleep(0.05)
-    await asyncio.wait_for(worker.revoked(SEATS), 30)
+    await asyncio.wait_for(worker.revoked(SEATS), 120)
     assert parts.closed == 1
