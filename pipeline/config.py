@@ -6,30 +6,25 @@ Later code never reads the environment. A variable `KLAXON_<SECTION>_<KEY>` over
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Final, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from pipeline.core.spelling import nearest
-from pipeline.errors import PipelineError
-from pipeline.secret import Secret, SecretFileError, read_secret_file
+from agents.gateway.settings import Fault, GatewaySettings, faults
+from pipeline.config_file import ConfigError as ConfigError
+from pipeline.config_file import overlay, place_of, read_file
+from pipeline.gateway_config import missing_files, named
+from pipeline.secret import Secret, SecretFileError, read_secret_file, without_password
 from pipeline.tls import TlsFileError, client_context
-from pipeline.yaml_lines import Document, YamlError, parse
 
-PREFIX: Final = "KLAXON_"
-NOT_CONFIGURATION: Final = frozenset({"KLAXON_CONFIG", "KLAXON_SHARED", "KLAXON_FAULT"})
-"""Variables of ours that configure nothing: where the file is, the tests' data, a fault to inject."""
+HEARTBEATS_PER_SESSION: Final = 5
+"""A worker's heartbeats in its session timeout."""
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[int, Meta(ge=1, le=86_400)]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
-
-
-class ConfigError(PipelineError):
-    """The configuration is wrong; the message names file and line, or variable, and the remedy."""
 
 
 class KafkaConfig(Struct, frozen=True, kw_only=True):
@@ -99,6 +94,15 @@ class ClickHouseConfig(Struct, frozen=True, kw_only=True):
     timeout_s: Seconds = 120
     """How long a server may keep silent in an answer before the archive gives it up and tries again."""
 
+    def __repr__(self) -> str:
+        return f"ClickHouseConfig({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [
+            (name, without_password(self.dsn) if name == "dsn" else getattr(self, name))
+            for name in self.__struct_fields__
+        ]
+
 
 class ContentConfig(Struct, frozen=True, kw_only=True):
     """What decides the content of buckets. Equal on all workers: a bucket's settings hash covers it."""
@@ -158,6 +162,8 @@ class MonitoringConfig(Struct, frozen=True, kw_only=True):
     gate_port: Port | None = 9403
     archive_port: Port | None = 9404
     router_port: Port | None = 9405
+    notify_port: Port | None = 9406
+    gateway_port: Port | None = 9407
 
     def port_of(self, process: str) -> int | None:
         """Of one kind of process; None: it does not listen."""
@@ -172,7 +178,7 @@ class LoggingConfig(Struct, frozen=True, kw_only=True):
     """`json`: one object a line."""
 
 
-_KIND: Final = "trip|gap|pause|hold|close|step|promote|advise|reassert|refused|command"
+_KIND: Final = "trip|gap|pause|eject|narrow|hold|close|step|promote|advise|reassert|refused|command"
 
 
 class NotifyConfig(Struct, frozen=True, kw_only=True):
@@ -230,6 +236,7 @@ class Config(Struct, frozen=True, kw_only=True):
     dead_letter: DeadLetterConfig = DeadLetterConfig()
     notify: NotifyConfig = NotifyConfig()
     signatures: SignaturesConfig = SignaturesConfig()
+    gateway: GatewaySettings = GatewaySettings()
 
 
 def _keys(section: str) -> tuple[str, ...]:
@@ -246,16 +253,50 @@ def load_config(path: str | None, environ: Mapping[str, str]) -> Config:
 
     Reads the file; blocks.
     """
+    return _load(path, environ, for_gateway=False)
+
+
+def load_gateway_config(path: str | None, environ: Mapping[str, str]) -> Config:
+    """The same for `klaxon gateway`, whose section must be there, with every file that it names."""
+    return _load(path, environ, for_gateway=True)
+
+
+def _load(path: str | None, environ: Mapping[str, str], *, for_gateway: bool) -> Config:
     path = path or environ.get("KLAXON_CONFIG")
-    values, document = _read_file(path)
-    from_environment = _overlay(values, environ)
+    values, document = read_file(path, SECTIONS)
+    needed = for_gateway or "gateway" in values
+    from_environment = overlay(values, environ, SECTIONS)
     try:
         _read_secrets(values)
         config = msgspec.convert(values, Config, strict=False, dec_hook=_secret)
         _check_security(config.kafka)
+        _check_times(config.kafka)
+        if needed:
+            _refuse(faults(config.gateway))
+            _check_copies(config)
+        if for_gateway:
+            _refuse(missing_files(config.gateway))
     except (msgspec.ValidationError, _SettingError) as error:
-        raise ConfigError(_place_of(str(error), path, document, from_environment)) from None
+        raise ConfigError(place_of(str(error), path, document, from_environment)) from None
     return config
+
+
+def _check_copies(config: Config) -> None:
+    """A copy that ends after the join timeout finds no pair any more: it would cost and prove nothing."""
+    most_s, told_s = config.content.join_timeout_s, config.gateway.mirror.timeout_s
+    if told_s > most_s:
+        raise _SettingError(
+            "gateway",
+            "mirror.timeout_s",
+            f"after {told_s:g} s a copy finds no pair any more: content.join_timeout_s is {most_s}; "
+            "set at most that",
+        )
+
+
+def _refuse(found: Iterable[Fault]) -> None:
+    """The first fault of the gateway's section, if there is one."""
+    for fault in found:
+        raise _SettingError("gateway", named(fault.path), fault.message)
 
 
 class _SettingError(Exception):
@@ -288,6 +329,21 @@ def _read_secrets(values: dict[str, dict[str, object]]) -> None:
             raise _SettingError(section, f"{secret}_file", str(error)) from None
 
 
+def _check_times(kafka: KafkaConfig) -> None:
+    """Heartbeats leave every fifth of the session timeout, and only by their answers a member learns that its
+    group joins anew: one that learns it after the rebalance timeout is thrown out, each time."""
+    most_ms = HEARTBEATS_PER_SESSION * kafka.rebalance_timeout_ms
+    if kafka.session_timeout_ms > most_ms:
+        every_ms = kafka.session_timeout_ms / HEARTBEATS_PER_SESSION
+        raise _SettingError(
+            "kafka",
+            "session_timeout_ms",
+            f"{kafka.session_timeout_ms} ms send a heartbeat every {every_ms:g} ms, when a rebalance of "
+            f"{kafka.rebalance_timeout_ms} ms is over; set at most {most_ms}, or raise "
+            "kafka.rebalance_timeout_ms",
+        )
+
+
 def _check_security(kafka: KafkaConfig) -> None:
     """Refuse what does not protect as it says."""
     tls = kafka.security in ("ssl", "sasl_ssl")
@@ -317,66 +373,3 @@ def _check_security(kafka: KafkaConfig) -> None:
             key = error.setting
             told = f"{key}_file" if key == "key_password" and kafka.key_password_file else key
             raise _SettingError("kafka", told, str(error)) from None
-
-
-def _read_file(path: str | None) -> tuple[dict[str, dict[str, object]], Document]:
-    if path is None:
-        return {}, Document({}, {})
-    try:
-        document = parse(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"configuration {path}: cannot be read: {error.strerror}; name another file with --config"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"configuration {path}: not UTF-8 text; save it as UTF-8") from None
-    except YamlError as error:
-        raise ConfigError(f"{path}:{error.line}: {error}; mend the YAML there") from None
-    if not isinstance(document.data, dict):
-        raise ConfigError(f"{path}:1: a mapping of sections is expected: {', '.join(SECTIONS)}")
-    values: dict[str, dict[str, object]] = {}
-    for section, content in document.data.items():
-        line = document.line_of((section,))
-        if section not in SECTIONS:
-            raise ConfigError(f"{path}:{line}: unknown section {section!r}{nearest(section, SECTIONS)}")
-        if not isinstance(content, dict):
-            raise ConfigError(
-                f"{path}:{line}: {section} holds keys, one a line: {', '.join(SECTIONS[section])}"
-            )
-        for key in content:
-            if key not in SECTIONS[section]:
-                line = document.line_of((section, key))
-                raise ConfigError(
-                    f"{path}:{line}: unknown key {section}.{key}{nearest(key, SECTIONS[section])}"
-                )
-        values[section] = dict(content)
-    return values, document
-
-
-def _overlay(values: dict[str, dict[str, object]], environ: Mapping[str, str]) -> dict[str, str]:
-    """Put the variables over the file's values; returns path → variable for messages."""
-    known = {
-        f"{PREFIX}{section.upper()}_{key.upper()}": (section, key)
-        for section, keys in SECTIONS.items()
-        for key in keys
-    }
-    used: dict[str, str] = {}
-    for variable, value in environ.items():
-        if not variable.startswith(PREFIX) or variable in NOT_CONFIGURATION:
-            continue
-        if variable not in known:
-            raise ConfigError(f"unknown variable {variable}{nearest(variable, known)}")
-        section, key = known[variable]
-        values.setdefault(section, {})[key] = value
-        used[f"$.{section}.{key}"] = variable
-    return used
-
-
-def _place_of(message: str, path: str | None, document: Document, from_environment: Mapping[str, str]) -> str:
-    what, _, at = message.partition(" - at `")
-    at = at.rstrip("`")
-    if at in from_environment:
-        return f"variable {from_environment[at]}: {what}"
-    parts = tuple(at.removeprefix("$.").split("."))
-    place = "configuration" if path is None else f"{path}:{document.line_of(parts)}"
-    return f"{place}: {'.'.join(parts)}: {what}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -20,32 +18,23 @@ from cryptography.hazmat.primitives.serialization import (
 
 from pipeline.errors import PipelineError
 from pipeline.file_version import LOOK_EVERY_S, file_version
+from pipeline.private_file import PrivateFiles
 from schemas.plain import Log, Plain
 from schemas.signing import Signer
 
 log: Log = logging.getLogger("klaxon.signatures")
-
-MAX_BYTES: Final = 1 << 16
 
 
 class KeyFileError(PipelineError):
     """A private key cannot be used or written; the message names file and remedy, never its content."""
 
 
+FILES: Final = PrivateFiles("private key", 1 << 16, KeyFileError)
+
+
 def read_key_file(path: Path) -> Signer:
     """The private key in this file. Raises KeyFileError. Blocks."""
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise KeyFileError(f"{path}: is no regular file; name another one")
-        if mode & stat.S_IRWXO:
-            raise KeyFileError(f"{path}: everybody here may read this private key; chmod 600 {path}")
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES)
-    except OSError as error:
-        raise KeyFileError(
-            f"{path}: cannot be read: {error.strerror}; `klaxon keys create` makes one"
-        ) from None
+    content = FILES.read(path, "`klaxon keys create` makes one")
     try:
         key = load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -61,19 +50,7 @@ def create_key_file(path: Path) -> Signer:
     """Write a new private key, mode 0600; never over an existing file. Raises KeyFileError. Blocks."""
     key = Ed25519PrivateKey.generate()
     content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except FileExistsError:
-        raise KeyFileError(
-            f"{path}: exists, and no private key is overwritten; `klaxon keys rotate` makes its successor"
-        ) from None
-    except OSError as error:
-        raise KeyFileError(f"{path}: cannot be written: {error.strerror}; name another folder") from None
+    FILES.create(path, content)
     return Signer(key.private_bytes_raw())
 
 

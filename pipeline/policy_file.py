@@ -7,7 +7,8 @@ from importlib import resources
 from pathlib import Path as FilePath
 
 from pipeline.core.gate.policy import Policy
-from pipeline.core.gate.policy_reading import Path, PolicyMistake, read_policy
+from pipeline.core.gate.policy_reading import read_policy
+from pipeline.core.gate.policy_values import Path, PolicyMistake
 from pipeline.errors import PipelineError
 from pipeline.yaml_lines import YamlError, parse
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -47,6 +48,12 @@ class Secret:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a secret is not serialised")
+
+
+def without_password(address: str) -> str:
+    """The address as a message may hold it, however wrong it is."""
+    hidden = re.sub(r"(://[^:/@]*:).*@", r"\1***@", address)
+    return re.sub(r"(?i)([?&][^=&]*(?:password|token|secret)[^=&]*=)[^&#]*", r"\1***", hidden)
 
 
 def read_secret_file(path: str) -> Secret:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
+import time
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pipeline.errors import PipelineError
 from pipeline.secret import Secret
+
+TRIES: Final = 5
+PAUSE_S: Final = 0.1
 
 Setting = Literal["ca_file", "certificate_file", "key_file", "key_password"]
 
@@ -20,14 +25,30 @@ class TlsFileError(PipelineError):
         self.setting = setting
 
 
+class _MismatchError(TlsFileError):
+    """OpenSSL opens the file of a certificate a second time for its key: what was renewed in between does
+    not fit, and neither do two files of which one is renewed already."""
+
+
 def client_context(
     ca_file: str | None, certificate_file: str | None, key_file: str | None, key_password: Secret
 ) -> ssl.SSLContext:
     """A context that verifies the server's certificate and name; there is no switch to leave that out.
 
     `ca_file`: PEM of the authorities to trust, None: the system's. `certificate_file` with the chain and
-    `key_file` (None: in the same file): who we are. Raises TlsFileError; reads the files, blocks.
+    `key_file` (None: in the same file): who we are. Raises TlsFileError; reads the files, blocks: for up to
+    TRIES × PAUSE_S where key and certificate do not belong together, as while they are being renewed.
     """
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(_MismatchError):
+            return _context(ca_file, certificate_file, key_file, key_password)
+        time.sleep(PAUSE_S)
+    return _context(ca_file, certificate_file, key_file, key_password)
+
+
+def _context(
+    ca_file: str | None, certificate_file: str | None, key_file: str | None, key_password: Secret
+) -> ssl.SSLContext:
     for setting, path in (
         ("ca_file", ca_file),
         ("certificate_file", certificate_file),
@@ -66,7 +87,7 @@ def _chain_error(certificate: str, key: str, error: Exception, *, asked: bool) -
     if asked:
         return TlsFileError("key_password", f"it does not open {key}")
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
-        return TlsFileError("key_file", f"{key} does not belong to the certificate {certificate}")
+        return _MismatchError("key_file", f"{key} does not belong to the certificate {certificate}")
     if "-----BEGIN CERTIFICATE-----" not in Path(certificate).read_text(errors="replace"):
         return TlsFileError("certificate_file", f"{certificate} holds no certificate in PEM")
     return TlsFileError("key_file", f"{key} holds no usable private key in PEM")

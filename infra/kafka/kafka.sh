@@ -172,7 +172,7 @@ compile_clock() {
 }
 
 run_java() {
-  java "-Dlog4j2.configurationFile=$here/log4j2.properties" -cp "$jars/*" "$@"
+  java -XX:+UseSerialGC -XX:TieredStopAtLevel=1 "-Dlog4j2.configurationFile=$here/log4j2.properties" -cp "$jars/*" "$@"
 }
 
 format() {

@@ -12,9 +12,11 @@ from typing import TypeVar
 from pipeline.config import Config
 from pipeline.store.archive import Archive, Step
 from pipeline.store.blocks import BlockLimits
-from pipeline.store.client import Store, WatchedPool, connect, connect_read_only, embedded_folder
+from pipeline.store.client import Store, connect, connect_read_only
+from pipeline.store.embedded import embedded_folder
 from pipeline.store.errors import QueryError, StoreUnavailableError
 from pipeline.store.queries import QueryEndpoint
+from pipeline.store.watched_pool import WatchedPool
 from pipeline.workers.broker import back_off_s
 from pipeline.workers.faults import fault
 from schemas.plain import Log, Plain

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.cli.exits import CommandError, Exit
-from pipeline.core.captures.answers import CaptureError
-from pipeline.core.captures.bodies import read_body, read_json, read_response
 from pipeline.core.captures.comparison import Captured
+from schemas.answers.bodies import read_body, read_response
+from schemas.answers.positions import CaptureError
+from schemas.answers.shapes import read_json
 from schemas.columns import DEFINITIONS, SOURCES
 
 _BODIES: Final = (".sse", ".json")

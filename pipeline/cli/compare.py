@@ -49,6 +49,11 @@ _MEANINGS: Final = {
     "tv_lower": "least total variation, at most 1",
     "cosine": "cosine of the listed probabilities",
     "top1_agree": "share of positions with the same likeliest token",
+    "behaviour_offset": "sqrt(js_lower / log 2), from 0 to 1",
+    "entropy_lower_p": "BASELINE's entropy over its lists and one rest, nats",
+    "entropy_lower_q": "CANARY's, likewise",
+    "delta_p": "what CANARY gives BASELINE's token beyond what BASELINE does",
+    "over_limit": "share of positions whose kl_lower is over the limit",
 }
 
 
@@ -117,7 +122,14 @@ def _print(console: Console, comparison: Comparison, per_pair: bool) -> None:
     if result["pairs"]:
         table = Table("measure", "mean", "meaning", box=None, pad_edge=False)
         for name, value in result["mean"].items():
-            table.add_row(name, _number(value), _MEANINGS[name])
+            if value is not None:
+                table.add_row(name, _number(value), _MEANINGS[name])
+        if result["perplexity_ratio"] is not None:
+            table.add_row(
+                "perplexity_ratio",
+                _number(result["perplexity_ratio"]),
+                "CANARY's over BASELINE's, of emitted tokens on both lists",
+            )
         console.print(table)
     for reason, count in result["skipped"].items():
         console.print(f"skipped {count} · {reason}: {_REASONS[reason]}")
@@ -138,7 +150,7 @@ def _verdict(result: Mapping[str, Any]) -> Text:
 def _pair_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("prompt_id", no_wrap=True)
-    for name in ("positions", "differs at", "kl_lower", "largest", "kl_floor", "top-1"):
+    for name in ("positions", "differs at", "kl_lower", "p95", "largest", "over", "kl_floor", "top-1"):
         table.add_column(name, justify="right")
     for row in rows:
         first = row["first_difference"]
@@ -146,7 +158,9 @@ def _pair_table(rows: list[dict[str, Any]]) -> Table:
             Text(row["prompt_id"]),
             str(row["positions"]),
             "–" if first is None else str(first),
-            *(_number(row[name]) for name in ("kl_lower", "kl_lower_max", "kl_floor")),
+            *(_number(row[name]) for name in ("kl_lower", "kl_lower_p95", "kl_lower_max")),
+            f"{row['over_limit']:.0%}",
+            _number(row["kl_floor"]),
             f"{row['top1_agree']:.0%}",
         )
     return table

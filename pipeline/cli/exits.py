@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from enum import IntEnum
 
 
@@ -18,6 +19,15 @@ class Exit(IntEnum):
     """A service could not be reached in time."""
     NOT_ENOUGH_DATA = 4
     """Not enough data to judge."""
+
+
+def error_json(message: str) -> str:
+    """What a command with --json prints where it would print its result: what is wrong and what to do.
+
+    Messages end with the remedy, after their last semicolon; `remedy` is null where the whole text says both.
+    """
+    error, _, remedy = message.rpartition("; ")
+    return json.dumps({"error": error or remedy, "remedy": remedy if error else None})
 
 
 class CommandError(Exception):

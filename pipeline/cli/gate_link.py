@@ -26,7 +26,7 @@ from pipeline.workers.broker import (
     client_options,
     isolation,
     partition_counts,
-    quiet_aiokafka,
+    started,
     until_reached,
 )
 from pipeline.workers.records import Partition, Record
@@ -149,29 +149,22 @@ async def _send(kafka: KafkaConfig, command: Command, signer: Signer | None) -> 
     headers = [(CONTENT_TYPE, JSON.encode())]
     if signer is not None:
         headers.append(signer.header(topic, key, value))
-    producer = AIOKafkaProducer(**client_options(kafka), acks="all")
-    with quiet_aiokafka():
-        await producer.start()
-    try:
+    async with started(AIOKafkaProducer(**client_options(kafka), acks="all")) as producer:
         await producer.send_and_wait(
             topic, value, key=key, partition=gating_partition(command.rollout), headers=headers
         )
-    finally:
-        await producer.stop()
 
 
 async def follow(kafka: KafkaConfig, first: Mapping[Partition, int]) -> AsyncIterator[Record]:
     """Committed records of these partitions from these offsets on, without end."""
-    consumer: AIOKafkaConsumer[bytes, bytes] = AIOKafkaConsumer(
+    made: AIOKafkaConsumer[bytes, bytes] = AIOKafkaConsumer(
         **client_options(kafka),
         isolation_level=isolation(kafka),
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         fetch_max_wait_ms=kafka.fetch_wait_ms,
     )
-    with quiet_aiokafka():
-        await consumer.start()
-    try:
+    async with started(made) as consumer:
         consumer.assign([TopicPartition(*place) for place in first])
         for place, offset in first.items():
             consumer.seek(TopicPartition(*place), offset)
@@ -180,8 +173,6 @@ async def follow(kafka: KafkaConfig, first: Mapping[Partition, int]) -> AsyncIte
             for records in batches.values():
                 for record in records:
                     yield as_record(record)
-    finally:
-        await consumer.stop()
 
 
 async def newest(kafka: KafkaConfig, topic: Topic) -> tuple[dict[bytes, Record], dict[Partition, int]]:
@@ -197,6 +188,19 @@ async def newest(kafka: KafkaConfig, topic: Topic) -> tuple[dict[bytes, Record],
     finally:
         await reader.stop()
     return found, ends
+
+
+async def kept(kafka: KafkaConfig, place: Partition) -> AsyncIterator[Record]:
+    """Every record of one partition that is kept, to where it ends now; one fetch at a time is held."""
+    reader = RangeReader(kafka)
+    await reader.start()
+    try:
+        begin = (await reader.begin_offsets([place]))[place]
+        end = (await reader.end_offsets([place]))[place]
+        async for record in reader.read({place: (begin, end)}):
+            yield record
+    finally:
+        await reader.stop()
 
 
 async def tail(kafka: KafkaConfig, place: Partition, records: int) -> list[Record]:

@@ -1,4 +1,4 @@
-"""`klaxon keys …`: signing keys and the trust file that readers go by."""
+"""`klaxon keys …`: signing keys and the trust file that readers go by; the gateway's secret keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import msgspec
@@ -17,8 +17,18 @@ import msgspec
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.files import replace_file
 from pipeline.cli.options import config_option, json_option
+from pipeline.cli.secret_keys import (
+    NEXT,
+    Made,
+    create_secret_keys,
+    created_lines,
+    place_of,
+    rotate_secret_key,
+    rotated_lines,
+)
 from pipeline.config import Config
 from pipeline.key_file import KeyFileError, create_key_file, read_key_file
+from pipeline.secret_key_file import KeyKind
 from pipeline.signatures import KEY_SETTING
 from pipeline.trust_file import Entry, TrustFileError, read_trust_file, time_text, trust_text
 from schemas.signing import Signer, TrustedKey, Use
@@ -27,7 +37,16 @@ DAY_US: Final = 86_400_000_000
 SKEW_US: Final = 300_000_000
 """A new key is valid since a moment ago: clocks of readers differ."""
 TRUST_FILE: Final = "trust.yaml"
-NEXT: Final = ".next"
+SIGNING_DAYS: Final = 365
+GATEWAY: Final = "gateway"
+"""All secret keys of a gateway."""
+PURPOSES: Final = (*(use.value for use in Use), *(kind.value for kind in KeyKind))
+WHO: Final = {
+    Use.DIRECTIVES: ("gates", "routers and gates"),
+    Use.COMMANDS: ("commands", "gates"),
+    Use.CONSENT: ("consents", "gateways"),
+}
+"""Who signs, and who reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +57,21 @@ class Places:
     trust: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Created:
+    """Signing keys that were made, and all that the trust file holds now."""
+
+    places: Places
+    made: list[tuple[Use, Signer]]
+    entries: dict[str, Entry]
+
+
 @click.group()
 def keys() -> None:
-    """Make the keys that sign directives and commands, and replace them without a pause.
+    """Make the keys of an installation, and replace them without a pause.
+
+    Signing keys (directives, commands, consent) come with a trust file; the gateway's secret keys (signature,
+    pseudonym, text) are for its machines alone.
 
     Example: klaxon keys create keys
     """
@@ -49,28 +80,53 @@ def keys() -> None:
 @keys.command()
 @click.argument("folder", required=False, type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--for", "use", type=click.Choice([use.value for use in Use]),
-    help="Only the key that signs these; without it one for each.",
+    "--for", "--kind", "wanted", type=click.Choice([*PURPOSES, GATEWAY]), multiple=True,
+    help="Only the key for this, may be repeated; gateway: signature, pseudonym and text. Without it those "
+    "that sign directives and commands.",
 )  # fmt: skip
-@click.option("--days", type=click.IntRange(min=1, max=36_500), default=365, show_default=True,
-              help="How long it is valid.")  # fmt: skip
+@click.option("--days", type=click.IntRange(min=1, max=36_500), show_default="365; of secret keys 90",
+              help="How long it is valid; a key for texts 90 days at most.")  # fmt: skip
 @click.option("--if-absent", is_flag=True, help="Leave a key that exists as it is.")
 @config_option
 @json_option
 def create(
-    config: Config, folder: Path | None, use: str | None, days: int, if_absent: bool, as_json: bool
+    config: Config,
+    folder: Path | None,
+    wanted: tuple[str, ...],
+    days: int | None,
+    if_absent: bool,
+    as_json: bool,
 ) -> int:
-    """Make signing keys: private key files that only you can read, and entries in the trust file.
+    """Make keys: files that only you can read, and for those that sign, entries in the trust file.
 
-    FOLDER gets directives.key, commands.key and trust.yaml; without it the files are those that the
-    configuration names under `signatures`. An existing key is never overwritten.
+    FOLDER gets directives.key, commands.key and trust.yaml, or what --for names; without it the files are
+    those that the configuration names under `signatures` and `gateway.privacy`. An existing key is never
+    overwritten.
 
     \b
     Example:
       klaxon keys create keys
       klaxon keys create keys --for commands --days 90
+      klaxon keys create keys --for gateway
     """
-    uses = list(Use) if use is None else [Use(use)]
+    kinds = [kind for kind in KeyKind if kind.value in wanted or GATEWAY in wanted]
+    uses = [use for use in Use if use.value in wanted] if wanted else list(KEY_SETTING)
+    secret = create_secret_keys(config, folder, kinds, days, _now_us(), if_absent=if_absent)
+    try:
+        signing = (
+            _create_signing_keys(config, folder, uses, days or SIGNING_DAYS, if_absent) if uses else None
+        )
+    except BaseException:  # all or none
+        for one in secret:
+            one.path.unlink()
+        raise
+    _tell_created(signing, secret, as_json)
+    return Exit.OK
+
+
+def _create_signing_keys(
+    config: Config, folder: Path | None, uses: list[Use], days: int, if_absent: bool
+) -> Created:
     places = _places(config, folder, uses)
     made: list[tuple[Use, Signer]] = []
     with _only_writer(places.trust):
@@ -89,29 +145,43 @@ def create(
             for use_made, _ in made:
                 places.private[use_made].unlink()
             raise
-    _tell_created(places, made, entries, as_json)
-    return Exit.OK
+    return Created(places, made, entries)
 
 
 @keys.command()
-@click.argument("use", metavar="directives|commands", type=click.Choice([use.value for use in Use]))
+@click.argument("purpose", metavar="|".join(PURPOSES), type=click.Choice(PURPOSES))
 @click.argument("folder", required=False, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--overlap-days", type=click.IntRange(min=0, max=3_650), default=7, show_default=True,
               help="How long the old key stays trusted.")  # fmt: skip
-@click.option("--days", type=click.IntRange(min=1, max=36_500), default=365, show_default=True,
-              help="How long the new key is valid.")  # fmt: skip
+@click.option("--days", type=click.IntRange(min=1, max=36_500), show_default="365; of secret keys 90",
+              help="How long the new key is valid; a key for texts 90 days at most.")  # fmt: skip
 @config_option
 @json_option
-def rotate(config: Config, use: str, folder: Path | None, overlap_days: int, days: int, as_json: bool) -> int:
+def rotate(
+    config: Config, purpose: str, folder: Path | None, overlap_days: int, days: int | None, as_json: bool
+) -> int:
     """Make the successor of a key, beside it: readers trust both before the writer changes over.
 
-    The new private key is written as NAME.next; the old one stays trusted for --overlap-days. What is left
+    The new key is written as NAME.next; an old one that signs stays trusted for --overlap-days. What is left
     to do is printed: hand out the trust file, then put the new key in the old one's place.
 
     \b
     Example: klaxon keys rotate directives keys
     """
-    chosen = Use(use)
+    if purpose in list(KeyKind):
+        kind = KeyKind(purpose)
+        before, made = rotate_secret_key(config, folder, kind, days, _now_us())
+        if as_json:
+            click.echo(msgspec.json.encode({"old": before.key_id, **made.said()}).decode())
+        else:
+            click.echo("\n".join(rotated_lines(before, place_of(config, folder, kind), made)))
+        return Exit.OK
+    return _rotate_signing_key(config, folder, Use(purpose), overlap_days, days or SIGNING_DAYS, as_json)
+
+
+def _rotate_signing_key(
+    config: Config, folder: Path | None, chosen: Use, overlap_days: int, days: int, as_json: bool
+) -> int:
     places = _places(config, folder, [chosen])
     old_path = places.private[chosen]
     new_path = old_path.with_name(old_path.name + NEXT)
@@ -139,18 +209,18 @@ def rotate(config: Config, use: str, folder: Path | None, overlap_days: int, day
     assert ends.valid_until_us is not None
     if as_json:
         said = {
-            "use": use, "old": old.key_id, "old_valid_until_us": ends.valid_until_us, "new": signer.key_id,
+            "use": chosen, "old": old.key_id, "old_valid_until_us": ends.valid_until_us, "new": signer.key_id,
             "private_key_file": str(new_path), "trust_file": str(places.trust),
         }  # fmt: skip
         click.echo(msgspec.json.encode(said).decode())
         return Exit.OK
-    who = "gates" if chosen is Use.DIRECTIVES else "commands"
-    readers = "routers and gates" if chosen is Use.DIRECTIVES else "gates"
-    click.echo(f"{new_path}: private key {signer.key_id}, signs {use}")
+    who, readers = WHO[chosen]
+    click.echo(f"{new_path}: private key {signer.key_id}, signs {chosen.value}")
     until = time_text(ends.valid_until_us)
     click.echo(f"{places.trust}: trusts {signer.key_id}, and {old.key_id} until {until}")
     click.echo(f"1. copy {places.trust} to all {readers}; they read it within a second, without a restart")
-    click.echo(f"2. then `mv {new_path} {old_path}` where {who} sign; running gates take it up by themselves")
+    gates = "" if chosen is Use.CONSENT else "; running gates take it up by themselves"
+    click.echo(f"2. then `mv {new_path} {old_path}` where {who} sign{gates}")
     if chosen is Use.DIRECTIVES:
         click.echo("3. restart the gates one after another: each writes anew what the old key signed")
     click.echo(
@@ -163,6 +233,12 @@ def _places(config: Config, folder: Path | None, uses: list[Use]) -> Places:
     if folder is not None:
         return Places({use: folder / f"{use.value}.key" for use in uses}, folder / TRUST_FILE)
     settings = config.signatures
+    if Use.CONSENT in uses:
+        raise CommandError(
+            "whoever asks users for consent has this key, so no configuration names it; name a folder: "
+            "`klaxon keys create FOLDER --for consent`",
+            Exit.USAGE,
+        )
     private = {use: getattr(settings, KEY_SETTING[use]) for use in uses}
     missing = [f"signatures.{KEY_SETTING[use]}" for use in uses if private[use] is None]
     missing += ["signatures.trust_file"] if settings.trust_file is None else []
@@ -216,29 +292,41 @@ def _entry(signer: Signer, use: Use, days: int) -> Entry:
     return Entry(key)
 
 
-def _tell_created(
-    places: Places, made: list[tuple[Use, Signer]], entries: dict[str, Entry], as_json: bool
-) -> None:
+def _tell_created(signing: Created | None, secret: list[Made], as_json: bool) -> None:
     if as_json:
-        keys_made = [
-            {"use": use, "key_id": signer.key_id, "private_key_file": str(places.private[use])}
-            for use, signer in made
-        ]
-        said = {"keys": keys_made, "trust_file": str(places.trust)}
+        said: dict[str, Any] = {"keys": [one.said() for one in secret]}
+        if signing is not None:
+            said["trust_file"] = str(signing.places.trust)
+            said["keys"] = [
+                {"use": use, "key_id": signer.key_id, "private_key_file": str(signing.places.private[use])}
+                for use, signer in signing.made
+            ] + said["keys"]
         click.echo(msgspec.json.encode(said).decode())
         return
-    if not made:
+    if not secret and (signing is None or not signing.made):
         click.echo("all keys exist; nothing was made", err=True)
         return
+    if signing is not None and signing.made:
+        _tell_signing(signing)
+    for line in created_lines(secret):
+        click.echo(line)
+
+
+def _tell_signing(created: Created) -> None:
+    places, made, entries = created.places, created.made, created.entries
     for use, signer in made:
         click.echo(f"{places.private[use]}: private key {signer.key_id}, signs {use.value}")
     click.echo(f"{places.trust}: trusts them; the entries:")
     text = trust_text({signer.key_id: entries[signer.key_id] for _, signer in made})
     click.echo(text[text.index("\nkeys:") + len("\nkeys:\n") :].rstrip())
     click.echo("for the configuration file:")
-    click.echo(f"signatures:\n  trust_file: {places.trust.absolute()}")
-    for use, _ in made:
+    named = [use for use, _ in made if use in KEY_SETTING]
+    if named:
+        click.echo(f"signatures:\n  trust_file: {places.trust.absolute()}")
+    for use in named:
         click.echo(f"  {KEY_SETTING[use]}: {places.private[use].absolute()}")
+    if len(named) < len(made):
+        click.echo(f"gateway:\n  privacy:\n    consent_trust_file: {places.trust.absolute()}")
 
 
 @contextmanager

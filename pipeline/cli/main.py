@@ -13,7 +13,7 @@ from typing import Final
 
 import click
 
-from pipeline.cli.exits import CommandError
+from pipeline.cli.exits import CommandError, error_json
 
 COMMANDS: Final[dict[str, str]] = {
     "compare": "pipeline.cli.compare:compare",
@@ -21,10 +21,13 @@ COMMANDS: Final[dict[str, str]] = {
     "worker": "pipeline.cli.worker:worker",
     "rollout": "pipeline.cli.rollout:rollout",
     "router": "pipeline.cli.router:router",
+    "gateway": "pipeline.cli.gateway:gateway",
     "topics": "pipeline.cli.topics:topics",
     "notify": "pipeline.cli.notify:notify",
     "migrate": "pipeline.cli.migrate:migrate",
     "status": "pipeline.cli.status:status",
+    "explain": "pipeline.cli.explain:explain_command",
+    "sample-size": "pipeline.cli.sample_size:sample_size",
     "doctor": "pipeline.cli.doctor.command:doctor",
     "publish": "pipeline.cli.publish:publish",
     "watch": "pipeline.cli.watch:watch",
@@ -54,7 +57,20 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="klaxon")
 def cli() -> None:
-    """Gate the roll-out of LLM inference: compare canary with baseline, token by token."""
+    """Gate the roll-out of LLM inference: compare canary with baseline, token by token.
+
+    \b
+    Example:
+      klaxon demo
+      klaxon compare baseline.jsonl canary.jsonl
+      klaxon gateway --config klaxon.yaml --check
+    """
+
+
+def _wants_json() -> bool:
+    """Whether the command line says --json: a command that it does not fit is none that could be asked."""
+    arguments = sys.argv[1:]
+    return "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
 
 
 def main() -> None:
@@ -68,11 +84,15 @@ def main() -> None:
         code = cli.main(standalone_mode=False)
     except CommandError as error:
         click.echo(f"klaxon: {error}", err=True)
+        if _wants_json():
+            click.echo(error_json(str(error)))
         sys.exit(error.exit_code)
     except click.exceptions.Abort:
         click.echo("klaxon: interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
         error.show()
+        if _wants_json():
+            click.echo(error_json(error.format_message()))
         sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)

@@ -12,12 +12,14 @@ import msgspec
 from aiokafka.errors import KafkaError
 
 from pipeline.cli.exits import CommandError, Exit
+from pipeline.cli.monitored import monitored
 from pipeline.cli.options import config_option, json_option
 from pipeline.config import Config, NotifyConfig
 from pipeline.core.notification import NotificationError, checked_url, made, secret_of
 from pipeline.monitoring.lines import set_up
 from pipeline.workers.notify import Answer, Notifier, Sender, Webhook
 from pipeline.workers.stopping import stopping_within
+from schemas.topics import Topic
 
 STOP_GRACE_S: Final = 10.0
 
@@ -85,7 +87,16 @@ def _secrets(settings: NotifyConfig) -> list[str]:
 async def _run(config: Config, webhook: Webhook) -> None:
     with stopping_within(STOP_GRACE_S) as stop:
         async with Sender(webhook) as sender:
-            await Notifier(config.kafka, webhook, sender).run(stop)
+            notifier = Notifier(config.kafka, webhook, sender)
+
+            def missing() -> tuple[str, ...]:
+                return () if notifier.joined else (f"{Topic.DECISIONS.value}: the group was not joined yet",)
+
+            def gauges() -> dict[str, dict[str, int]]:
+                return {"notify": sender.gauges()}
+
+            async with monitored("notify", config.monitoring, gauges=gauges, missing=missing):
+                await notifier.run(stop)
 
 
 async def _try(webhook: Webhook) -> Answer:

@@ -5,25 +5,33 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
 from pipeline.cli.exits import CommandError, Exit
-from pipeline.config import ConfigError, load_config
+from pipeline.config import Config, ConfigError, load_config, load_gateway_config
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def config_option(function: F) -> F:
     """Add `--config FILE`; the command receives `config: Config`, resolved. A mistake exits with 2."""
+    return _with_config(function, load_config)
 
+
+def gateway_config_option(function: F) -> F:
+    """The same for the gateway, whose section must be there, with every file that it names."""
+    return _with_config(function, load_gateway_config)
+
+
+def _with_config(function: F, load: Callable[[str | None, Mapping[str, str]], Config]) -> F:
     @click.option("--config", "config_path", metavar="FILE", help="Configuration file (else KLAXON_CONFIG).")
     @functools.wraps(function)
     def with_config(*args: Any, config_path: str | None, **kwargs: Any) -> Any:
         try:
-            config = load_config(config_path, os.environ)
+            config = load(config_path, os.environ)
         except ConfigError as error:
             raise CommandError(str(error), Exit.USAGE) from None
         return function(*args, config=config, **kwargs)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pipeline.config import Config
-from pipeline.store.client import connect_read_only, embedded_folder
+from pipeline.store.client import connect_read_only
+from pipeline.store.embedded import embedded_folder
 from pipeline.store.errors import FolderInUseError, StoreError
 from pipeline.store.queries import QueryResult, query_endpoint, run_query
 

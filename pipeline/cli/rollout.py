@@ -33,7 +33,7 @@ def rollout() -> None:
     Every command goes through the log; the gate's answer is printed. Exit codes: 0 obeyed, 1 refused
     by the gate, 2 wrong input, 3 no broker or no gate, 4 refused because there is no pass yet.
 
-    Example: klaxon rollout start spec.yaml
+    Example: klaxon rollout start spec.yaml --policy docs/examples/observe.yaml
     """
 
 
@@ -58,7 +58,10 @@ def start(
 ) -> int:
     """Start the roll-out that SPEC describes. Refused without a fallback version.
 
-    Example: klaxon rollout start spec.yaml --policy policy.yaml
+    Without --policy (and without one in SPEC) the shipped policy holds, which enforces. For a first week
+    docs/examples/observe.yaml judges everything and moves nothing.
+
+    Example: klaxon rollout start spec.yaml --policy docs/examples/observe.yaml
     """
     read = read_spec(spec, policy_path)
     arguments: dict[str, object] = {"spec": msgspec.to_builtins(read)}

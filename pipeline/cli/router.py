@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import logging
 import sys
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,14 +18,12 @@ from aiokafka.errors import KafkaError
 from agents.router.directive_file import WatchedFile
 from agents.router.runner import Change, Router, RouterSettings
 from pipeline.cli.exits import CommandError, Exit
+from pipeline.cli.monitored import monitored
 from pipeline.cli.options import config_option, json_option
 from pipeline.config import Config, KafkaConfig
 from pipeline.core.visible import visible
 from pipeline.errors import PipelineError
-from pipeline.monitoring.endpoint import Asked, Endpoint
-from pipeline.monitoring.exposition import Snapshot
 from pipeline.monitoring.lines import set_up
-from pipeline.monitoring.process import resident_bytes
 from pipeline.signatures import NOT_REQUIRED, trust_for
 from pipeline.workers.broker import BrokerError, security_options
 from pipeline.workers.rights import denial, explained, lacking_rights
@@ -35,7 +31,6 @@ from pipeline.workers.stopping import stopping_within
 from schemas.plain import Plain
 from schemas.topics import Topic
 
-BEAT_EVERY_S: Final = 0.5
 IDLE_WAIT_MS: Final = 500
 """How long a fetch waits for a first record. Apache Kafka answers at once when there is one: a shorter wait
 costs it empty answers, of every router. The embedded broker looks again only after `fetch_wait_ms`."""
@@ -54,6 +49,9 @@ def human_line(change: Change) -> str:
     parts.append(split or "no version is known: none under test gets anything")
     if change.effective.ejected_nodes:
         parts.append("without " + ", ".join(change.effective.ejected_nodes))
+    if change.effective.excluded_segments:
+        segments = (f"{one.dimension}={one.value}" for one in change.effective.excluded_segments)
+        parts.append("not for " + ", ".join(segments))
     if directive is not None and directive.cause is not None and not change.effective.aborted:
         parts.append(f"because of {directive.cause.rule}")
     return visible(" · ".join(parts))
@@ -74,42 +72,31 @@ def json_line(change: Change) -> str:
     ).decode()
 
 
-@asynccontextmanager
-async def _monitored(following: Router, config: Config) -> AsyncIterator[None]:
-    """Answer `/metrics`, `/healthz` and `/readyz` of this router meanwhile."""
-    started_us, beat_s = time.time_ns() // 1000, time.monotonic()
-
-    def missing() -> tuple[str, ...]:
-        return () if following.caught_up else (f"{Topic.CONTROL.value} was not read to its end yet",)
-
-    def snapshot() -> Snapshot:
-        process = {"rss_bytes": resident_bytes(), "started_us": started_us, "ready": int(not missing())}
-        return Snapshot({"process": process, **following.gauges()})
-
-    async def beat() -> None:
-        nonlocal beat_s
-        while True:
-            beat_s = time.monotonic()
-            await asyncio.sleep(BEAT_EVERY_S)
-
-    beating = asyncio.create_task(beat())
-    endpoint = Endpoint(config.monitoring, Asked("router", snapshot, missing, lambda: beat_s))
-    endpoint.start()
-    try:
-        yield
-    finally:
-        endpoint.stop()
-        beating.cancel()
-
-
-async def _reason(kafka: KafkaConfig, error: KafkaError | None) -> str:
-    """Why this router cannot follow the control topic; None: the broker shows none."""
+async def _reason(kafka: KafkaConfig, role: str, error: KafkaError | None) -> str:
+    """Why the control topic cannot be followed in this role; None: the broker shows none."""
     if error is not None:
         return await explained(kafka, error)
     with contextlib.suppress(BrokerError):
-        if lacking := await lacking_rights(kafka, "router"):
-            return denial(kafka, lacking, "router")
+        if lacking := await lacking_rights(kafka, role):
+            return denial(kafka, lacking, role)
     return f"no topic {Topic.CONTROL}: run `klaxon topics create`"
+
+
+def router_settings(kafka: KafkaConfig, name: str, role: str) -> RouterSettings:
+    """Of a router of this name, in this role's rights. Raises RefusedError as `security_options` does."""
+    return RouterSettings(
+        bootstrap=kafka.bootstrap,
+        name=name,
+        fetch_wait_ms=IDLE_WAIT_MS if kafka.transactions else kafka.fetch_wait_ms,
+        security=security_options(kafka),
+        explain=partial(_reason, kafka, role),
+    )
+
+
+def print_change(change: Change, *, as_json: bool) -> None:
+    """One line on standard output, at once."""
+    click.echo(json_line(change) if as_json else human_line(change))
+    sys.stdout.flush()
 
 
 @click.command()
@@ -133,21 +120,8 @@ def router(config: Config, as_json: bool, file: Path | None) -> None:
     # Its own lines repeat ours, without the remedy.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
-    async def explain(error: KafkaError | None) -> str:
-        return await _reason(config.kafka, error)
-
-    settings = RouterSettings(
-        bootstrap=config.kafka.bootstrap,
-        name=config.router.name,
-        fetch_wait_ms=IDLE_WAIT_MS if config.kafka.transactions else config.kafka.fetch_wait_ms,
-        security=security_options(config.kafka),
-        explain=explain,
-    )
-
-    def tell(change: Change) -> None:
-        click.echo(json_line(change) if as_json else human_line(change))
-        sys.stdout.flush()
-
+    settings = router_settings(config.kafka, config.router.name, "router")
+    tell = partial(print_change, as_json=as_json)
     try:
         trust = trust_for(config.signatures)
     except PipelineError as error:
@@ -158,7 +132,11 @@ def router(config: Config, as_json: bool, file: Path | None) -> None:
     async def main() -> None:
         with stopping_within(STOP_GRACE_S) as stop:
             following = Router(settings, tell, None if file is None else WatchedFile(file), trust)
-            async with _monitored(following, config):
+
+            def missing() -> tuple[str, ...]:
+                return () if following.caught_up else (f"{Topic.CONTROL.value} was not read to its end yet",)
+
+            async with monitored("router", config.monitoring, gauges=following.gauges, missing=missing):
                 await following.run(stop)
 
     asyncio.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from typing import Final
@@ -16,10 +17,12 @@ from pipeline.core.gate.progress import Progress
 from pipeline.core.gate.state import RolloutMemory, StateError, decode_state
 from pipeline.core.visible import visible
 from pipeline.workers.records import Record
-from schemas.control import Cause, Directive, RolloutState
+from schemas.control import Cause, Directive, RolloutState, Segment
 from schemas.records import UnknownVersionError, read_json
 from schemas.topics import Topic
 
+_EVIDENCE: Final = re.compile(r"E \S+ of [0-9.]+(, K \S+ of [0-9.]+)?")
+"""What a sequential rule says of itself in its reason."""
 SILENT_AFTER_US: Final = 20_000_000
 SAID_ABOVE: Final = ("retired", "final", "gate_away", "blind", "lease_over")
 """Obstacles that stand on the lines `deciding` and `lease`."""
@@ -54,6 +57,9 @@ class Standing(Struct, frozen=True, kw_only=True):
     evidence_from: int
     progress: Progress | None
     cause: Cause | None
+    ejected_nodes: tuple[str, ...] = ()
+    excluded_segments: tuple[Segment, ...] = ()
+    """As the newest directive says."""
 
 
 async def read_standings(config: Config) -> list[Standing]:
@@ -111,6 +117,8 @@ def _standing(memory: RolloutMemory, directive: Directive | None, told_us: int) 
         evidence_from=memory.evidence_from,
         progress=memory.progress,
         cause=memory.cause,
+        ejected_nodes=() if directive is None else directive.ejected_nodes,
+        excluded_segments=() if directive is None else directive.excluded_segments,
     )
 
 
@@ -139,6 +147,9 @@ def human(one: Standing, now_us: int, silent_after_us: int = SILENT_AFTER_US) ->
     lines = [f"{one.rollout}: {state} · generation {one.generation} epoch {one.epoch} · {split}"]
     if one.cause is not None:
         lines.append(f"  because of {cause_line(one.cause)}")
+        lines.append(f"    → `klaxon explain {one.rollout}`")
+    if left_out := _left_out(one):
+        lines.append(f"  without canary: {left_out}")
     yes, why = deciding(one, now_us, silent_after_us)
     lines.append(f"  deciding: {'yes' if yes else 'no'}, {why}")
     if lease := _lease(one, now_us):
@@ -154,8 +165,15 @@ def human(one: Standing, now_us: int, silent_after_us: int = SILENT_AFTER_US) ->
     return "\n".join(map(visible, lines))
 
 
+def _left_out(one: Standing) -> str:
+    """Nodes and segments that get nothing of the canary, however great its weight is."""
+    nodes = [f"node {name}" for name in one.ejected_nodes]
+    return ", ".join([*nodes, *(f"{part.dimension} {part.value}" for part in one.excluded_segments)])
+
+
 def progress_lines(progress: Progress) -> list[str]:
-    """Every rule with what it has, coverage, and when the next step is due."""
+    """Every rule with what it has (a sequential one also its evidence), coverage, and when the next step is
+    due."""
     lines = []
     for rule in (*progress.rules, progress.coverage):
         what = "mirrored requests" if rule.rule == "coverage" else "samples"
@@ -165,16 +183,22 @@ def progress_lines(progress: Progress) -> list[str]:
         where = "" if rule.scope == "rollout" else f" in {rule.scope}"
         verdict = rule.verdict.replace("_", " ")
         held = f"{rule.samples} of {rule.needed} {what}{where} in {span(rule.window_s)}{rate}"
-        lines.append(f"{rule.rule}{observed}: {verdict} · {held}{value}")
+        won = _EVIDENCE.search(rule.reason)
+        evidence = f" · evidence {won[0]}" if won else ""
+        lines.append(f"{rule.rule}{observed}: {verdict} · {held}{value}{evidence}")
+    due = step_due(progress)
+    return [*lines, f"next step: {due}"] if due else lines
+
+
+def step_due(progress: Progress) -> str:
+    """Which weight step comes next, and when; "" where the last one is an operator's."""
     if progress.next_percent is None and progress.percent != 100:
-        return lines
+        return ""
     step = f"{progress.percent:g} % to {progress.next_percent:g} %" if progress.next_percent else "promotion"
-    when = (
-        "not by waiting alone"
-        if progress.ready_in_s is None
-        else f"about {span(progress.ready_in_s)} if all goes on as now"
-    )
-    return [*lines, f"next step: {step}, {when}"]
+    if progress.ready_in_s is None:
+        return f"{step}, not by waiting alone"
+    when = f"in about {span(progress.ready_in_s)}" if progress.ready_in_s else "at any moment"
+    return f"{step}, {when} if all goes on as now"
 
 
 def deciding(one: Standing, now_us: int, silent_after_us: int = SILENT_AFTER_US) -> tuple[bool, str]:

@@ -23,6 +23,7 @@ from pipeline.cli.standing import (
     silent_after_us,
 )
 from pipeline.config import Config
+from pipeline.core.gate.answer import SAME_SETTINGS
 from pipeline.workers.broker import leaderless, partition_counts
 from pipeline.workers.content import content_settings
 from pipeline.workers.records import Partition, Record
@@ -141,7 +142,7 @@ def _source(
         silent = f"closes nothing for {age_s} s, since {since}"
         problem = f"{silent}: is `klaxon worker {worker}` running, or far behind?"
     elif final.settings_hash != settings_hash:
-        problem = "closed with other content settings: give all workers the same `content` section"
+        problem = f"closed with other content settings than here: {SAME_SETTINGS}"
     elif final.whole_from > final.closed_through:
         problem = f"its worker warms up until second {final.whole_from}"
     return SourceStanding(

@@ -71,7 +71,7 @@ def check(config: Config, as_json: bool, acls: bool) -> int:
     try:
         problems = asyncio.run(until_reached(config.kafka, topic_plan.check))
         if acls:
-            problems += asyncio.run(acl_problems(config))
+            problems += tuple(map(str, asyncio.run(acl_problems(config))))
     except BrokerAwayError as error:
         raise CommandError(f"{error}; check kafka.bootstrap", Exit.UNREACHABLE) from None
     except BrokerError as error:

@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -78,7 +79,7 @@ class Endpoint:
         host, process, said = self._config.host, Plain(self._asked.process), False
         while not self._stopped.is_set():
             try:
-                server = _Server(host, port, _handler(self._asked, loop))
+                server = _Server(host, port, self._asked, loop)
             except OSError as error:
                 if not said:
                     said = True
@@ -120,11 +121,13 @@ class _Server(ThreadingHTTPServer):
     timeout = POLL_S
     request_queue_size = 4 * MOST_CONNECTIONS
 
-    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, host: str, port: int, asked: Asked, loop: asyncio.AbstractEventLoop) -> None:
+        self.asked = asked
+        self.loop = loop
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self.address_family = family
-        super().__init__(address[:2], handler)  # type: ignore[arg-type]
+        super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
         # Not HTTPServer's: that asks the name service who we are, which can take long.
@@ -149,77 +152,86 @@ class _Server(ThreadingHTTPServer):
         """A client that went away is no event."""
 
 
-def _handler(asked: Asked, loop: asyncio.AbstractEventLoop) -> type[BaseHTTPRequestHandler]:
-    def in_loop(call: Callable[[], Any]) -> Any:
-        """Its answer, from the loop's thread. Raises TimeoutError."""
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = IDLE_S
+    server_version = "klaxon"
+    sys_version = ""
 
-        async def answer() -> Any:
-            return call()
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Request(self.connection))
 
-        future = asyncio.run_coroutine_threadsafe(answer(), loop)
+    def do_GET(self) -> None:
+        answers = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
+        answer = answers.get(self.path.partition("?")[0])
+        if answer is None:
+            self._say(HTTPStatus.NOT_FOUND, TEXT, b"known here: /metrics /healthz /readyz\n")
+            return
         try:
-            return future.result(ANSWER_WITHIN_S)
-        finally:
-            future.cancel()
+            answer()
+        except TimeoutError:
+            self._say(HTTPStatus.SERVICE_UNAVAILABLE, TEXT, b"the event loop does not answer\n")
+        except OSError:
+            return  # the client went away
+        except Exception as error:  # no scrape may end a worker; Prometheus counts it as down
+            log.error("%s: a scrape cannot be answered", Plain(self.server.asked.process), exc_info=error)
+            self._say(HTTPStatus.INTERNAL_SERVER_ERROR, TEXT, b"see the log of this process\n")
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = IDLE_S
-        server_version = "klaxon"
-        sys_version = ""
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
-        def setup(self) -> None:
-            super().setup()
-            self.rfile.close()
-            self.rfile = io.BufferedReader(_Request(self.connection))
+    def _metrics(self) -> None:
+        asked = self.server.asked
+        snapshot = _in_loop(self.server.loop, asked.snapshot)
+        text = exposition(asked.process, snapshot, time.time_ns() // 1000)
+        self._say(HTTPStatus.OK, CONTENT_TYPE, text)
 
-        def do_GET(self) -> None:
-            answers = {"/metrics": self._metrics, "/healthz": self._healthz, "/readyz": self._readyz}
-            answer = answers.get(self.path.partition("?")[0])
-            if answer is None:
-                self._say(HTTPStatus.NOT_FOUND, TEXT, b"known here: /metrics /healthz /readyz\n")
-                return
+    def _healthz(self) -> None:
+        silent_s = time.monotonic() - self.server.asked.beat_s()
+        well = silent_s < SILENT_S
+        body = {"healthy": well, "loop_silent_seconds": round(silent_s, 3)}
+        self._say_json(HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, body)
+
+    def _readyz(self) -> None:
+        missing = _in_loop(self.server.loop, self.server.asked.missing)
+        status = HTTPStatus.SERVICE_UNAVAILABLE if missing else HTTPStatus.OK
+        self._say_json(status, {"ready": not missing, "missing": missing})
+
+    def _say_json(self, status: HTTPStatus, body: object) -> None:
+        self._say(status, JSON, json.dumps(body).encode() + b"\n")
+
+    def _say(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        self.connection.settimeout(IDLE_S)
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing: scrapes are no events, and a request line is a stranger's text."""
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], Any]) -> Any:
+    """Its answer, from the loop's thread. Raises TimeoutError."""
+    future: Future[Any] = Future()
+
+    def answer() -> None:
+        if future.set_running_or_notify_cancel():
             try:
-                answer()
-            except TimeoutError:
-                self._say(HTTPStatus.SERVICE_UNAVAILABLE, TEXT, b"the event loop does not answer\n")
-            except OSError:
-                return  # the client went away
-            except Exception as error:  # no scrape may end a worker; Prometheus counts it as down
-                log.error("%s: a scrape cannot be answered", Plain(asked.process), exc_info=error)
-                self._say(HTTPStatus.INTERNAL_SERVER_ERROR, TEXT, b"see the log of this process\n")
+                future.set_result(call())
+            except Exception as error:  # noqa: BLE001 (raised where it was asked)
+                future.set_exception(error)
 
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-        def _metrics(self) -> None:
-            snapshot = in_loop(asked.snapshot)
-            text = exposition(asked.process, snapshot, time.time_ns() // 1000)
-            self._say(HTTPStatus.OK, CONTENT_TYPE, text)
-
-        def _healthz(self) -> None:
-            silent_s = time.monotonic() - asked.beat_s()
-            well = silent_s < SILENT_S
-            body = {"healthy": well, "loop_silent_seconds": round(silent_s, 3)}
-            self._say_json(HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, body)
-
-        def _readyz(self) -> None:
-            missing = in_loop(asked.missing)
-            status = HTTPStatus.SERVICE_UNAVAILABLE if missing else HTTPStatus.OK
-            self._say_json(status, {"ready": not missing, "missing": missing})
-
-        def _say_json(self, status: HTTPStatus, body: object) -> None:
-            self._say(status, JSON, json.dumps(body).encode() + b"\n")
-
-        def _say(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
-            self.connection.settimeout(IDLE_S)
-            self.send_response(status)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Nothing: scrapes are no events, and a request line is a stranger's text."""
-
-    return Handler
+    # No coroutine: a loop that is closed, or that ends first, would leave one that was never awaited.
+    try:
+        loop.call_soon_threadsafe(answer)
+    except RuntimeError:  # closed: the process is about to end
+        raise TimeoutError from None
+    try:
+        return future.result(ANSWER_WITHIN_S)
+    finally:
+        future.cancel()

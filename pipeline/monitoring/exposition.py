@@ -23,7 +23,7 @@ _PREFIXES: Final = {
     for thing in (Thing.GATING, Thing.ROLLOUT, Thing.COUNTED, Thing.DEAD_LETTERS, Thing.REFUSED)
 }
 _PLAIN: Final = {
-    thing.value: thing for thing in (Thing.PROCESS, Thing.ARCHIVE, Thing.ROUTER, Thing.DECISIONS)
+    thing.value: thing for thing in Thing if thing is not Thing.SOURCE and thing not in _PREFIXES.values()
 }
 
 

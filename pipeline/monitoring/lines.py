@@ -167,7 +167,8 @@ def set_up(process: str, config: LoggingConfig, typed: tuple[type, ...] = ()) ->
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(process, as_json=config.format == "json", typed=typed))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("klaxon").setLevel(logging.INFO)
+    for ours in OURS:
+        logging.getLogger(ours).setLevel(logging.INFO)
 
     def uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None or isinstance(error, KeyboardInterrupt):

@@ -38,6 +38,24 @@ class Thing(StrEnum):
     """`rollout/NAME`, at the gate."""
     ARCHIVE = "archive"
     ROUTER = "router"
+    NOTIFY = "notify"
+    GATEWAY = "gateway"
+    USERS_REQUESTS = "gateway_requests"
+    """By outcome."""
+    REQUEST_NOTES = "gateway_notes"
+    """By kind."""
+    ROUTED = "gateway_routed"
+    """By reason."""
+    MIRRORS = "gateway_mirrors"
+    """By outcome."""
+    NOT_MIRRORED = "gateway_not_mirrored"
+    """By reason."""
+    NO_LOGITS = "gateway_no_logits"
+    """By reason."""
+    TEXTS = "gateway_texts"
+    """By outcome."""
+    UNPUBLISHED = "gateway_dropped"
+    """By reason."""
     COUNTED = "counted"
     """`counted/klaxon.logits`: events by what they counted as."""
     DEAD_LETTERS = "dead_letters"
@@ -55,6 +73,16 @@ LABELS: Final[Mapping[Thing, tuple[str, ...]]] = {
     Thing.ROLLOUT: ("rollout",),
     Thing.ARCHIVE: (),
     Thing.ROUTER: (),
+    Thing.NOTIFY: (),
+    Thing.GATEWAY: (),
+    Thing.USERS_REQUESTS: ("outcome",),
+    Thing.REQUEST_NOTES: ("kind",),
+    Thing.ROUTED: ("reason",),
+    Thing.MIRRORS: ("outcome",),
+    Thing.NOT_MIRRORED: ("reason",),
+    Thing.NO_LOGITS: ("reason",),
+    Thing.TEXTS: ("outcome",),
+    Thing.UNPUBLISHED: ("reason",),
     Thing.COUNTED: ("topic", "outcome"),
     Thing.DEAD_LETTERS: ("topic", "reason"),
     Thing.DECISIONS: ("kind",),
@@ -63,12 +91,29 @@ LABELS: Final[Mapping[Thing, tuple[str, ...]]] = {
 """Of a thing's metrics. Where the last one is a closed list below, the gauges' names are its values."""
 
 CLOSED: Final[Mapping[Thing, tuple[str, ...]]] = {
+    Thing.USERS_REQUESTS: (
+        "answered", "client_gone", "cut", "engine_away", "engine_silent", "no_route", "full", "stopped",
+        "not_found", "wrong_method", "too_large", "bad_request", "defect",
+    ),
+    Thing.REQUEST_NOTES: ("not_understood", "retried", "hung_up", "asked_plain", "unmeasured"),
+    Thing.ROUTED: ("weights", "no_directive", "excluded", "unknown_version", "no_node"),
+    Thing.MIRRORS: (
+        "mirrored", "answered", "failed", "timed_out", "queue_full", "overdue", "unscorable", "stopped",
+    ),
+    Thing.NOT_MIRRORED: ("path", "not_sampled", "no_pair", "signature_cap", "budget"),
+    Thing.NO_LOGITS: ("no_answer", "no_positions", "no_token_identity", "not_mirrored"),
+    Thing.TEXTS: (
+        "sealed", "no_key", "key_expired", "absent", "malformed", "no_subject", "expired", "too_long",
+        "unknown_key", "wrong_signature",
+    ),
+    Thing.UNPUBLISHED: ("queue_full", "invalid", "too_large", "undeliverable", "closed"),
     Thing.COUNTED: (
         "requests", "events", "errors", "no_token", "late", "duplicate", "uncounted", "cut", "dropped",
         "pairs", "renormalised", "excess_left_out", "unmatched.duplicate", "unmatched.late",
         "unmatched.ambiguous",
         "unmatched.no_baseline", "unmatched.no_canary", "unmatched.no_control",
-        "unmatched.definition_mismatch", "unmatched.no_position",
+        "unmatched.definition_mismatch", "unmatched.identity_mismatch", "unmatched.forced_mismatch",
+        "unmatched.no_position",
     ),
     Thing.DEAD_LETTERS: get_args(RejectKind),
     Thing.DECISIONS: get_args(DecisionKind),
@@ -134,7 +179,7 @@ class Metric:
 
 SOURCES: Final = ("measure", "pair")
 WORKERS: Final = ("measure", "pair", "gate", "archive")
-ALL: Final = (*WORKERS, "router")
+ALL: Final = (*WORKERS, "router", "notify", "gateway")
 
 
 def _gauge(name: str, unit: Unit, gauge: str, convert: Convert = as_it_is, *, meaning: str) -> Metric:
@@ -163,6 +208,9 @@ METRICS: Final = (
             meaning="When this process began, since the epoch: it changes at a restart."),
         _gauge("klaxon_ready", "", "ready",
             meaning="1 when /readyz says so: joined, caught up, seats held."),
+        _counter("klaxon_batches_left_out_total", "batches_left_out",
+            meaning="Compressed batches left out, because they unpack to more than 64 MiB; one that is met "
+            "again counts again."),
     ),
     *_of(
         WORKERS, Thing.PROCESS,
@@ -269,7 +317,17 @@ METRICS: Final = (
         _gauge("klaxon_fresh_cells", "", "fresh_cells",
             meaning="Cells of open seconds."),
         _gauge("klaxon_scopes", "", "scopes",
-            meaning="Scopes (roll-out, node, segment …) that rules hold windows of."),
+            meaning="Scopes (roll-out, node, segment …) that rules hold windows of; at most 16,384 a rule."),
+        _counter("klaxon_scopes_left_out_total", "scopes_left_out",
+            meaning="Seconds of scopes that found no room among them: judged as part of greater ones only."),
+        _gauge("klaxon_bets", "", "bets",
+            meaning="Scopes that rules of `evidence: anytime` bet on, until their generation ends; at most "
+            "4,096 a rule."),
+        _counter("klaxon_bets_left_out_total", "bets_left_out",
+            meaning="Seconds of scopes that found no room among them: judged as part of greater ones only."),
+        _counter("klaxon_evidence_begun_anew_total", "evidence_begun_anew",
+            meaning="Rules whose evidence a new owner did not find on klaxon.state: it begins anew, and "
+            "so does their test for a pass."),
         _counter("klaxon_conflicting_finals_total", "conflicting_finals",
             meaning="Statements about one second that contradict each other."),
         _counter("klaxon_foreign_settings_total", "foreign_settings",
@@ -307,6 +365,8 @@ METRICS: Final = (
             meaning="1 when the roll-out is cut: its canary gets nothing."),
         _gauge("klaxon_rollout_paused", "", "paused",
             meaning="1 when an operator must resume it."),
+        _gauge("klaxon_rollout_left_out", "", "left_out",
+            meaning="Ejected nodes and excluded segments: they get no canary in this generation."),
         _gauge("klaxon_rollout_blind", "", "blind",
             meaning="1 when its lease is not renewed, because the gate does not see."),
         _gauge("klaxon_rollout_canary_ratio", "ratio", "canary_millionths", millionths,
@@ -360,7 +420,7 @@ METRICS: Final = (
             meaning="Rows that a verification found missing and inserted."),
     ),
     *_of(
-        ("router",), Thing.ROUTER,
+        ("router", "gateway"), Thing.ROUTER,
         _gauge("klaxon_router_rollouts", "", "rollouts",
             meaning="Roll-outs this router knows."),
         _gauge("klaxon_router_expired_leases", "", "expired_leases",
@@ -373,6 +433,142 @@ METRICS: Final = (
             meaning="Since the gate's newest directive; absent before the first."),
         _counter("klaxon_router_changes_total", "changes",
             meaning="Changes of what this router does."),
+    ),
+    # The gateway's stand in docs/gateway.md, too: `python -m tests.docs.gateway --write`.
+    *_of(
+        ("gateway",), Thing.GATEWAY,
+        _gauge("klaxon_gateway_under_way", "", "under_way",
+            meaning="Users' requests that are being answered."),
+        _gauge("klaxon_gateway_bodies_coming", "", "bodies_coming",
+            meaning="Users' requests whose bodies are still coming."),
+        _gauge("klaxon_gateway_bodies_bytes", "bytes", "bodies_bytes",
+            meaning="Kept for the bodies of users' requests."),
+        _gauge("klaxon_gateway_mirrors_waiting", "", "mirrors_waiting",
+            meaning="Mirrored requests whose copies wait for their turn."),
+        _gauge("klaxon_gateway_mirrors_waiting_bytes", "bytes", "mirrors_waiting_bytes",
+            meaning="Bodies of these."),
+        _gauge("klaxon_gateway_mirrors_running", "", "mirrors_running",
+            meaning="Copies on their way."),
+        _gauge("klaxon_gateway_mirror_tokens_left", "", "mirror_tokens_left",
+            meaning="Of this second's budget for copies; below 0: owed."),
+        _gauge("klaxon_gateway_mirror_signatures", "", "mirror_signatures",
+            meaning="Signatures of which copies were made in the last minute."),
+        _counter("klaxon_gateway_mirror_signatures_forgotten_total", "mirror_signatures_forgotten",
+            meaning="Signatures forgotten before their minute was over: too many are held."),
+        _counter("klaxon_gateway_mirrored_total", "mirrored",
+            meaning="Requests that were to be mirrored."),
+        _gauge("klaxon_gateway_token_estimate_models", "", "token_estimate_models",
+            meaning="Models whose requests' tokens can be estimated."),
+        _gauge("klaxon_gateway_unknown_versions", "", "unknown_versions",
+            meaning="Versions of the directive that no pool has: they get nothing."),
+        _gauge("klaxon_gateway_exclusions_not_understood", "", "excluded_segments_not_understood",
+            meaning="Excluded segments of the directive that say nothing to this gateway."),
+        _gauge("klaxon_gateway_ejections_ignored", "", "ejections_ignored",
+            meaning="1 while every engine of the baseline is ejected, and answers all the same."),
+        _gauge("klaxon_gateway_engines", "", "engines",
+            meaning="Engines configured."),
+        _gauge("klaxon_gateway_engines_known", "", "engines_known",
+            meaning="Engines that said what they are."),
+        _gauge("klaxon_gateway_engines_lost", "", "engines_lost",
+            meaning="Engines that no connection comes about to."),
+        _gauge("klaxon_gateway_engines_avoided", "", "engines_avoided",
+            meaning="Engines that users' requests try last: no connection came about in the last 5 s."),
+        _counter("klaxon_gateway_engine_loads_total", "engine_loads",
+            meaning="Times that an engine was found newly loaded."),
+        _gauge("klaxon_gateway_engine_differences", "", "engine_differences",
+            meaning="Things in which engines differ that should not."),
+        _gauge("klaxon_gateway_signature_key_valid_seconds", "seconds", "signature_key_valid_s",
+            meaning="Until the key of prompt signatures should be replaced; 0: past, and used all the same."),
+        _gauge("klaxon_gateway_pseudonym_key_valid_seconds", "seconds", "pseudonym_key_valid_s",
+            meaning="Until the key of pseudonyms should be replaced; 0: past, and used all the same."),
+        _gauge("klaxon_gateway_text_key_valid_seconds", "seconds", "text_key_valid_s",
+            meaning="Until no text is encrypted with its key any more (C1); 0: past, so no text leaves."),
+        _gauge("klaxon_gateway_embeddings_waited_for", "", "embeddings_waited_for",
+            meaning="Request events that wait for their embedding."),
+        _gauge("klaxon_gateway_embeddings_waiting", "", "embeddings_waiting",
+            meaning="Texts that wait for their turn at the endpoint."),
+        _gauge("klaxon_gateway_embeddings_under_way", "", "embeddings_under_way",
+            meaning="Texts that the endpoint has been asked for."),
+        _counter("klaxon_gateway_embeddings_total", "embeddings_made",
+            meaning="Embeddings that came."),
+        _counter("klaxon_gateway_embeddings_full_total", "embeddings_full",
+            meaning="Embeddings left out: too many texts waited."),
+        _counter("klaxon_gateway_embeddings_timed_out_total", "embeddings_timed_out",
+            meaning="Embeddings left out: none came in gateway.embeddings.timeout_s."),
+        _counter("klaxon_gateway_embeddings_failed_total", "embeddings_failed",
+            meaning="Embeddings left out: the endpoint was away, or answered none."),
+        _counter("klaxon_gateway_spans_total", "spans_exported",
+            meaning="Spans that the collector has."),
+        _counter("klaxon_gateway_spans_lost_total", "spans_lost",
+            meaning="Spans that the collector did not take: away, slow, or it refused them."),
+        _gauge("klaxon_gateway_events_queued", "", "queued_events",
+            meaning="Events that wait for Kafka."),
+        _gauge("klaxon_gateway_events_queued_bytes", "bytes", "queued_bytes",
+            meaning="Of these."),
+        _counter("klaxon_gateway_events_total", "events_accepted",
+            meaning="Events taken for Kafka."),
+        _counter("klaxon_gateway_events_acknowledged_total", "events_acknowledged",
+            meaning="Events that Kafka has."),
+        _counter("klaxon_gateway_events_shortened_total", "events_cut",
+            meaning="Logit events that lost positions at their end to fit into a record."),
+        _counter("klaxon_gateway_drops_reported_total", "drops_reported",
+            meaning="Pairs lost because a mirrored request was dropped, and reported as such."),
+        _counter("klaxon_gateway_send_retries_total", "send_retries",
+            meaning="Batches sent again."),
+    ),
+    *_of(
+        ("gateway",), Thing.USERS_REQUESTS,
+        _counter("klaxon_gateway_requests_total", "",
+            meaning="Users' requests by what became of them; `answered`: whole, whatever the engine said."),
+    ),
+    *_of(
+        ("gateway",), Thing.REQUEST_NOTES,
+        _counter("klaxon_gateway_notes_total", "",
+            meaning="What happened on requests' way besides."),
+    ),
+    *_of(
+        ("gateway",), Thing.ROUTED,
+        _counter("klaxon_gateway_routed_total", "",
+            meaning="Routing decisions by what decided."),
+    ),
+    *_of(
+        ("gateway",), Thing.MIRRORS,
+        _counter("klaxon_gateway_mirrors_total", "",
+            meaning="`mirrored`: requests to be mirrored; `answered`, `failed`, `timed_out`: copies made; "
+            "the rest: requests dropped before their copies were made, and reported."),
+    ),
+    *_of(
+        ("gateway",), Thing.NOT_MIRRORED,
+        _counter("klaxon_gateway_not_mirrored_total", "",
+            meaning="Requests that were not to be mirrored, by reason."),
+    ),
+    *_of(
+        ("gateway",), Thing.NO_LOGITS,
+        _counter("klaxon_gateway_answers_without_logits_total", "",
+            meaning="Answers of mirrored requests of which there is no logit event, by reason."),
+    ),
+    *_of(
+        ("gateway",), Thing.TEXTS,
+        _counter("klaxon_gateway_texts_total", "",
+            meaning="Texts sealed, and texts that stayed, by reason: absent is no consent at all."),
+    ),
+    *_of(
+        ("gateway",), Thing.UNPUBLISHED,
+        _counter("klaxon_gateway_events_dropped_total", "",
+            meaning="Events that never reached Kafka, by reason."),
+    ),
+    *_of(
+        ("notify",), Thing.NOTIFY,
+        _counter("klaxon_notifications_delivered_total", "delivered",
+            meaning="Notifications that the receiver has taken."),
+        _counter("klaxon_notifications_retried_total", "retried",
+            meaning="Attempts that are made again."),
+        _counter("klaxon_notifications_refused_total", "refused",
+            meaning="Notifications that the receiver refused for good: nobody was told."),
+        _counter("klaxon_notifications_given_up_total", "given_up",
+            meaning="Notifications that waited for notify.give_up_s: nobody was told."),
+        _gauge("klaxon_notification_wait_seconds", "seconds", "wait_us", seconds,
+            meaning="Since the notification that is under way was first tried; 0 when none is."),
     ),
 )  # fmt: skip
 

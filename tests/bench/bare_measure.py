@@ -66,7 +66,8 @@ class Loop:
         for (name, kind), blob in zip(WIRE, numbers, strict=True):
             held = np.frombuffer(blob, kind)
             columns[name] = held if len(held) == n else np.repeat(held, n)
-        for name, (values, blob) in zip(REQUEST_LABELS, labels, strict=True):
+        # A batch without key ids ends before their column.
+        for name, (values, blob) in zip(REQUEST_LABELS, labels, strict=False):
             if name in USED:
                 known = self.codes[name]
                 table = np.array([known.setdefault(text, len(known)) for text in (*values, None)])

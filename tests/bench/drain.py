@@ -37,7 +37,8 @@ GAP_US: Final = 4 * CONTENT.join_timeout_s * SECOND_US
 PATIENCE_S: Final = 240.0
 FROZEN_SAFELY: Final = {
     # Frozen for as long as a backlog takes to write, it must still be a member of its group.
-    "KLAXON_KAFKA_SESSION_TIMEOUT_MS": "120000",
+    "KLAXON_KAFKA_SESSION_TIMEOUT_MS": "60000",
+    "KLAXON_KAFKA_REBALANCE_TIMEOUT_MS": "12000",
     "KLAXON_KAFKA_APPEND_TIME": "false",
 }
 COUNTER: Final = {Topic.LOGITS: "pairs", Topic.REQUESTS: "requests"}

@@ -1,7 +1,7 @@
-"""What scoring costs per position: ours, beside the merged-bucket value alone in numpy and in plain Python.
+"""What scoring costs per position: ours, beside plain Python, and beside the merged-bucket value alone.
 
-The merged-bucket value (tokens on both lists, one bucket for all else) is what a hand-written loop would
-compute. It needs none of the completion, and gives one number where ours gives six; it is the yardstick.
+Plain Python computes `kl_lower`, which gates judge, and nothing else; ours gives six numbers. The
+merged-bucket value (tokens on both lists, one bucket for all else) needs none of the completion.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.core.divergence import Half, score_pairs
+from pipeline.core.divergence import Half, Matched, score_pairs
 from pipeline.core.divergence.lists import TopLists
-from pipeline.core.divergence.measures import measure
+from pipeline.core.divergence.measures import MEASURES, measure
+from pipeline.core.divergence.pairs import score_matched
 from pipeline.workers.memory import keep_freed_memory
 from schemas.columns import F8, I4, LogitColumns
+from tests.bench.plain_scoring import score, score_kl_lower
 
 K: Final = 5
 ETA: Final = 1e-6
@@ -27,6 +29,7 @@ EPS: Final = 1e-3
 """Least mass of the merged bucket."""
 _VOCABULARY: Final = 50_000
 _ROUNDS: Final = 25
+_FEW_ROUNDS: Final = 5
 
 F4: TypeAlias = NDArray[np.float32]
 
@@ -133,7 +136,7 @@ def merged_bucket(work: Workload) -> F8:
     return means
 
 
-def plain_python(ids: Sequence[Sequence[list[int]]], logprobs: Sequence[Sequence[list[float]]]) -> float:
+def merged_in_python(ids: Sequence[Sequence[list[int]]], logprobs: Sequence[Sequence[list[float]]]) -> float:
     """Mean merged-bucket KL of one pair's positions, with a dict per position; [arm][position] → list."""
     total = 0.0
     for a, b, log_p, log_q in zip(*ids, *logprobs, strict=True):
@@ -170,11 +173,14 @@ def _best_ns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, f
 def measure_ns(pairs: int = 64, positions: int = 128, *, changed: float = 0.3) -> dict[str, float]:
     """CPU ns per position, best of several interleaved rounds; takes about a second.
 
-    `score_pairs`: from two records' columns to scores per pair, all measures. `measure`: the measures of
-    positions laid out for them. `merged_bucket`: the merged-bucket KL alone, numpy, from the same columns
-    to a mean per pair. `plain_python`: that value again, with dicts; timed on four pairs.
+    `score_pairs`: from two records' columns to scores per pair, all measures; `score_in_numpy`: the same
+    where there is no compiled kernel. `measure`: the measures of positions laid out for them, numpy.
+    `merged_bucket`: the merged-bucket KL alone, numpy, from the same columns
+    to a mean per pair. `plain_python`: kl_lower alone, position by position; `plain_python_merged`: the
+    merged-bucket KL alone; both timed on four pairs. `plain_python_all`: everything that ours says; on one.
 
-    Raises ValueError if the two yardsticks disagree, or if ours is below theirs: the least KL never is.
+    Raises ValueError if the two merged-bucket values disagree, if ours is below them (the least KL never
+    is), or if what ours says is not what plain Python does.
     """
     work = workload(pairs, positions, changed=changed)
     matched = list(zip(halves(work, 0), halves(work, 1), strict=True))
@@ -188,26 +194,44 @@ def measure_ns(pairs: int = 64, positions: int = 128, *, changed: float = 0.3) -
         for i in range(few)
     ]
 
-    def in_python() -> list[float]:
-        return [plain_python(ids, logprobs) for ids, logprobs in nested]
+    entries = [
+        [list(zip(i, v, strict=True)) for i, v in zip(ids, logprobs, strict=True)]
+        for ids, logprobs in zip(*nested[0], strict=True)
+    ]
 
+    def merged_plain() -> list[float]:
+        return [merged_in_python(ids, logprobs) for ids, logprobs in nested]
+
+    def in_python() -> list[float]:
+        return [score_kl_lower(ids, logprobs, ETA) for ids, logprobs in nested]
+
+    laid_out = Matched.of(matched)
     keep_freed_memory()  # as a worker does
     merged = merged_bucket(work)
-    if not np.allclose(merged[:few], in_python(), atol=1e-5):
+    if not np.allclose(merged[:few], merged_plain(), atol=1e-5):
         raise ValueError("the merged-bucket value in numpy and in plain Python disagree")
     # Float32 and the floor EPS can lift the yardstick a little above the exact merged-bucket value.
     if not bool((score_pairs(matched).kl_lower >= merged - 1e-3).all()):
         raise ValueError("kl_lower is below the merged-bucket value")
+    scores = score_pairs(matched)
+    said = [getattr(scores, name)[0] for name in (*MEASURES, "kl_lower_max")]
+    same = np.allclose(scores.kl_lower[:few], in_python(), rtol=1e-9, atol=1e-9)
+    if not same or not np.allclose(said, score(*entries, ETA), rtol=1e-9, atol=1e-9):
+        raise ValueError("scoring and the same in plain Python disagree")
     best = _best_ns(
         {
             "score_pairs": lambda: score_pairs(matched),
+            "score_in_numpy": lambda: score_matched(laid_out),
             "measure": lambda: measure(a, b, eta),
             "merged_bucket": lambda: merged_bucket(work),
             "plain_python": in_python,
+            "plain_python_merged": merged_plain,
         },
         _ROUNDS,
     )
-    per = dict.fromkeys(best, work.total) | {"plain_python": few * positions}
+    best |= _best_ns({"plain_python_all": lambda: score(*entries, ETA)}, _FEW_ROUNDS)
+    per = dict.fromkeys(best, work.total) | {"plain_python_all": positions}
+    per |= dict.fromkeys(("plain_python", "plain_python_merged"), few * positions)
     return {name: best[name] / per[name] for name in best}
 
 

@@ -10,11 +10,13 @@ from tests.bench import against_bare
 from tests.bench.archive import archive
 from tests.bench.context import Context
 from tests.bench.gate import gate
+from tests.bench.gateway import gateway_rows
 from tests.bench.kernel_rows import kernel
 from tests.bench.memory import memory
 from tests.bench.rows import Row
 from tests.bench.scaling import scaling
 from tests.bench.trips import trips
+from tests.bench.windows import windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,9 @@ MEASUREMENTS: Final[Mapping[str, Measurement]] = {
     "archive": OnKafka(archive),
     "trips": OnKafka(trips, shared=False),
     "scaling": OnKafka(scaling),
+    "gateway": OnKafka(gateway_rows, shared=False),
     "memory": Local(memory),
     "kernel": Local(kernel),
     "gate": Local(gate),
+    "windows": Local(windows),
 }

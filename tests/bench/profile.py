@@ -33,6 +33,7 @@ SHOWN: Final = 16
 ON_KAFKA: Final = ("pair", "measure", "archive")
 PACKAGES: Final = ("aiokafka", "faust", "mode", "asyncio", "clickhouse_connect", "chdb")
 OURS: Final = ("pipeline/", "schemas/", "agents/")
+IDLE: Final = "selectors.py:"
 
 
 def stage_of(stack: str) -> str:
@@ -49,11 +50,12 @@ def stage_of(stack: str) -> str:
 
 
 def shares(folded: str) -> list[tuple[str, float]]:
-    """py-spy's folded stacks as (stage, share of the samples), greatest first."""
+    """py-spy's folded stacks as (stage, share of the samples that ran), greatest first."""
     counts: Counter[str] = Counter()
     for line in folded.splitlines():
         stack, _, count = line.rpartition(" ")
-        counts[stage_of(stack)] += int(count)
+        if IDLE not in stack.rpartition(";")[2]:
+            counts[stage_of(stack)] += int(count)
     total = max(counts.total(), 1)
     return [(stage, count / total) for stage, count in counts.most_common()]
 

@@ -34,7 +34,7 @@ def test_a_measurement_leaves_rows_of_the_agreed_shape(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, rows = bench(tmp_path / "new" / "bench.json", {"kernel": Local(kernel)}, "--quick")
-    assert [list(each) for each in rows] == [KEYS] * 6
+    assert [list(each) for each in rows] == [KEYS] * 10
     for each in rows:
         assert isinstance(each["value"], float)
         assert each["value"] > 0
@@ -116,5 +116,6 @@ def test_what_is_absent_is_exit_3_and_named(
 def test_a_sample_is_charged_to_our_innermost_file_or_to_the_package_below_it() -> None:
     ours = "run (asyncio/events.py:80);read (pipeline/core/buckets.py:9);argsort (numpy/core.py:1)"
     package = "run (asyncio/events.py:80);read (pipeline/workers/source.py:1);send (aiokafka/producer.py:3)"
-    folded = f"{ours} 6\n{package} 3\n<module> (<string>:1) 1\n"
+    waits = "run (asyncio/events.py:80);select (selectors.py:468)"
+    folded = f"{ours} 6\n{package} 3\n{waits} 9\n<module> (<string>:1) 1\n"
     assert shares(folded) == [("pipeline/core/buckets.py", 0.6), ("aiokafka", 0.3), ("other", 0.1)]

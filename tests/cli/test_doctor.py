@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,17 @@ import pytest
 from aiokafka.errors import TransactionalIdAuthorizationFailed
 from click.testing import CliRunner
 
+from agents.gateway.settings import GatewaySettings, PrivacySettings
+from pipeline.cli.demo.ports import free_port
 from pipeline.cli.doctor import archive as doctor_archive
 from pipeline.cli.doctor import broker as doctor_broker
 from pipeline.cli.doctor import command as doctor_command
 from pipeline.cli.doctor.archive import archive_findings
 from pipeline.cli.doctor.broker import broker_findings, clock_finding, leader_findings, skew, topic_finding
 from pipeline.cli.doctor.command import doctor
-from pipeline.cli.doctor.configuration import configuration_findings
+from pipeline.cli.doctor.configuration import configuration_findings, installation_findings
 from pipeline.cli.doctor.findings import Finding, by_severity, exit_code
-from pipeline.cli.doctor.security import security_findings
+from pipeline.cli.doctor.security import SECRET_FILES, security_findings
 from pipeline.cli.doctor.workers import (
     group_findings,
     lag_findings,
@@ -36,15 +38,18 @@ from pipeline.cli.keys import keys
 from pipeline.cli.standing import standings
 from pipeline.cli.status import SourceStanding
 from pipeline.config import (
+    SECTIONS,
     ClickHouseConfig,
     Config,
     ContentConfig,
     GateConfig,
     KafkaConfig,
+    MonitoringConfig,
     PolicyConfig,
     SignaturesConfig,
 )
 from pipeline.core.gate.state import PartitionMemory, encode_state
+from pipeline.secret_key_file import DAY_US, KeyKind, SecretKey, create_secret_key_file
 from pipeline.store.client import connect
 from pipeline.store.errors import FolderInUseError
 from pipeline.store.lag import Lag
@@ -66,9 +71,7 @@ def record(topic: Topic, value: bytes, append_us: int = 0, partition: int = 0) -
 
 
 def nobody_listens_here() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def told(*arguments: str) -> tuple[int, dict[str, Any]]:
@@ -116,6 +119,12 @@ def test_times_that_do_not_fit(gate: GateConfig, where: str) -> None:
 
 def test_the_defaults_fit() -> None:
     assert list(configuration_findings(Config())) == []
+
+
+def test_an_installation_without_the_scoring_kernel_is_told() -> None:
+    assert list(installation_findings("compiled/1")) == []
+    (finding,) = installation_findings("numpy")
+    assert (finding.severity, finding.code) == ("note", "no_kernel")
 
 
 def test_a_policy_that_cannot_be_read(tmp_path: Path) -> None:
@@ -187,6 +196,59 @@ def test_keys_that_are_missing_broken_or_end(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_every_setting_that_names_a_secret_file_is_looked_at() -> None:
+    named = {
+        (section, key)
+        for section, names in SECTIONS.items()
+        for key in names
+        if key.endswith("_file") and re.search("password|secret|key", key)
+    }
+    assert named == set(SECRET_FILES)
+
+
+@pytest.mark.parametrize(("section", "key"), [*SECRET_FILES, ("kafka", "certificate_file")])
+@pytest.mark.parametrize(
+    ("mode", "who"),
+    [(0o600, None), (0o400, None), (0o640, "its group"), (0o604, "everybody on this machine")],
+)
+def test_secrets_that_others_may_read(
+    tmp_path: Path, section: str, key: str, mode: int, who: str | None
+) -> None:
+    (file := tmp_path / "secret").write_text("x")
+    file.chmod(mode)
+    settings = msgspec.structs.replace(getattr(Config(), section), **{key: str(file)})
+    config = msgspec.structs.replace(Config(), **{section: settings})
+    found = [one for one in security_findings(config, 0) if one.code == "file_open"]
+    assert [(one.where, one.remedy) for one in found] == [(f"{section}.{key}", f"chmod 600 {file}")] * bool(
+        who
+    )
+    assert all(f"holds a secret and {who} may read it" in one.what for one in found)
+
+
+@pytest.mark.parametrize(("mode", "open_"), [(0o644, False), (0o664, True), (0o646, True)])
+def test_a_trust_file_that_others_may_write(tmp_path: Path, mode: int, open_: bool) -> None:
+    config, now_us = keys_made(tmp_path / "keys", 30)
+    (tmp_path / "keys" / "trust.yaml").chmod(mode)
+    found = [one for one in security_findings(config, now_us) if one.code == "file_open"]
+    assert [one.where for one in found] == ["signatures.trust_file"] * open_
+
+
+@pytest.mark.parametrize(
+    ("host", "open_"),
+    [
+        ("127.0.0.1", False),
+        ("::1", False),
+        ("localhost", False),
+        ("0.0.0.0", True),
+        ("10.0.0.1", True),
+        ("::", True),
+    ],
+)
+def test_an_endpoint_that_a_network_reaches(host: str, open_: bool) -> None:
+    found = security_findings(Config(monitoring=MonitoringConfig(host=host)), 0)
+    assert [one.where for one in found if one.code == "monitoring_open"] == ["monitoring.host"] * open_
+
+
 @pytest.mark.parametrize(
     "dsn", ["http://u:hunter/2@127.0.0.1:1", "http://u:hunter2@[::1", "http://u:hunter2@127.0.0.1:1"]
 )
@@ -200,13 +262,14 @@ def test_nothing_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KLAXON_KAFKA_BOOTSTRAP", nobody_listens_here())
     monkeypatch.setenv("KLAXON_KAFKA_CONNECT_TIMEOUT_S", "1")
     monkeypatch.setenv("KLAXON_CLICKHOUSE_DSN", f"http://{nobody_listens_here()}")
-    code, said = told()
+    code, said = told("--engine", f"http://{nobody_listens_here()}")
     assert code is Exit.UNREACHABLE
     assert not said["ok"]
     found = [(one["severity"], one["code"]) for one in said["findings"]]
     assert found == [
         ("error", "clickhouse_unreachable"),
         ("error", "kafka_unreachable"),
+        ("error", "engine_unreachable"),
         ("warning", "keys"),
         ("note", "kafka_plaintext"),
     ]
@@ -377,6 +440,7 @@ def test_sources_that_stand_still() -> None:
     )
     (other,) = source_findings([], source(3, "closed with other content settings: …"), members)
     assert other.code == "other_settings"
+    assert "all of them the scoring kernel or none" in other.remedy
     assert list(source_findings([], source(3, ""), members)) == []
     assert list(source_findings([], source(99, "x"), {"pair": 0})) == [], "the group says it already"
 
@@ -466,3 +530,50 @@ def test_dead_letters_by_reason() -> None:
     )
     assert codes(found) == [("warning", "dead_letters")] * 2
     assert found[0].what == "2 refused in the last 10 min: status: bad"
+
+
+def gateway_with(tmp_path: Path, *, ends_in_days: int) -> tuple[Config, int]:
+    """A configuration that names a gateway's secret keys, and the time now."""
+    now_us = 1_767_225_600_000_000
+    paths = {}
+    for kind in KeyKind:
+        path = tmp_path / f"{kind.value}.key"
+        until_us = now_us + ends_in_days * DAY_US
+        create_secret_key_file(path, SecretKey(kind, bytes(32), until_us - 90 * DAY_US, until_us))
+        paths[f"{kind.value}_key_file"] = str(path)
+    return Config(gateway=GatewaySettings(privacy=PrivacySettings(**paths))), now_us
+
+
+def of_the_gateway(config: Config, now_us: int) -> list[Finding]:
+    return [one for one in security_findings(config, now_us) if one.where.startswith("gateway.privacy.")]
+
+
+@pytest.mark.parametrize(
+    ("days", "severities"),
+    [(15, []), (14, []), (13, ["warning"] * 3), (0, ["warning"] * 3), (-1, ["warning", "warning", "error"])],
+)
+def test_a_gateways_keys_are_replaced_in_time(tmp_path: Path, days: int, severities: list[str]) -> None:
+    found = of_the_gateway(*gateway_with(tmp_path, ends_in_days=days))
+    assert [one.severity for one in found] == severities
+    assert [one.remedy for one in found] == [f"klaxon keys rotate {kind.value}" for kind in KeyKind][
+        : len(found)
+    ]
+    assert ("no text leaves the gateway" in found[-1].what) if days < 0 else True
+
+
+def test_a_gateways_keys_that_others_may_read_or_that_are_none(tmp_path: Path) -> None:
+    config, now_us = gateway_with(tmp_path, ends_in_days=80)
+    (tmp_path / "text.key").chmod(0o640)
+    (tmp_path / "signature.key").write_text("nothing")
+    (tmp_path / "pseudonym.key").unlink()
+    trust = tmp_path / "trust.yaml"
+    trust.write_text("")
+    trust.chmod(0o666)
+    privacy = msgspec.structs.replace(config.gateway.privacy, consent_trust_file=str(trust))
+    config = msgspec.structs.replace(config, gateway=GatewaySettings(privacy=privacy))
+    told = {(one.code, one.where.rpartition(".")[2]): one.what for one in of_the_gateway(config, now_us)}
+    assert "its group may read it" in told["file_open", "text_key_file"]
+    assert "who may consent and everybody" in told["file_open", "consent_trust_file"]
+    assert "no secret key of Klaxon's" in told["keys", "signature_key_file"]
+    assert "cannot be read" in told["keys", "pseudonym_key_file"]
+    assert len(told) == 4

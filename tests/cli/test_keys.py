@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from pathlib import Path
@@ -14,7 +15,8 @@ from pipeline.cli.exits import CommandError
 from pipeline.cli.main import cli
 from pipeline.config import load_config
 from pipeline.key_file import WatchedKey, read_key_file
-from pipeline.signatures import key_for, trust_for
+from pipeline.secret_key_file import KeyKind, read_secret_key
+from pipeline.signatures import KEY_SETTING, key_for, trust_for
 from pipeline.trust_file import WatchedTrust, read_trust_file
 from schemas.signing import Use, Verdict
 from schemas.topics import Topic
@@ -43,7 +45,7 @@ def test_create_makes_what_a_process_needs(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     entries = read_trust_file(folder / "trust.yaml")
     assert len(entries) == 2
-    for use in Use:
+    for use in KEY_SETTING:
         private = folder / f"{use.value}.key"
         assert private.stat().st_mode & 0o777 == 0o600
         name = read_key_file(private).key_id
@@ -165,3 +167,90 @@ def test_wrong_usage(arguments: list[str], tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert klaxon(*arguments).exit_code == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gateways_secret_keys(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    result = klaxon("create", str(folder), "--for", "gateway")
+    assert result.exit_code == 0, result.output
+    assert {one.name for one in folder.iterdir()} == {"signature.key", "pseudonym.key", "text.key"}
+    for kind in KeyKind:
+        path = folder / f"{kind.value}.key"
+        key = read_secret_key(path, kind)
+        assert (key.valid_until_us - key.created_us) == 90 * DAY_US
+        assert f"{path}: secret key {key.key_id} for {kind.value}, until " in result.output
+        assert base64.b64encode(key.key).decode() not in result.output
+    assert klaxon("create", str(folder), "--for", "text", "--if-absent").exit_code == 0
+    assert "text.key: exists, and no secret key is overwritten" in refusal(
+        "create", str(folder), "--for", "text"
+    )
+    assert "90 days at most (C1)" in refusal("create", str(tmp_path), "--for", "text", "--days", "91")
+    made = json.loads(klaxon("create", str(tmp_path), "--kind", "text", "--days", "9", "--json").output)
+    assert [(one["use"], one["secret_key_file"]) for one in made["keys"]] == [
+        ("text", f"{tmp_path}/text.key")
+    ]
+    assert "trust_file" not in made
+
+
+def test_half_a_set_of_keys_is_not_left_behind(tmp_path: Path) -> None:
+    klaxon("create", str(tmp_path), "--for", "text")
+    assert "text.key: exists" in refusal("create", str(tmp_path), "--for", "gateway")
+    assert {one.name for one in tmp_path.iterdir()} == {"text.key"}
+    klaxon("create", str(tmp_path), "--for", "consent")
+    assert "consent.key: exists" in refusal("create", str(tmp_path), "--for", "consent", "--for", "signature")
+    assert {one.name for one in tmp_path.iterdir()} == {"text.key", "consent.key", "trust.yaml"}
+
+
+def test_a_key_for_consents_goes_to_who_asks_for_them(tmp_path: Path) -> None:
+    result = klaxon("create", str(tmp_path), "--for", "consent")
+    assert result.exit_code == 0, result.output
+    signer = read_key_file(tmp_path / "consent.key")
+    assert read_trust_file(tmp_path / "trust.yaml")[signer.key_id].key.signs == {Use.CONSENT}
+    assert f"consent_trust_file: {tmp_path}/trust.yaml" in result.output
+    assert "signatures:" not in result.output
+    assert "name a folder" in refusal("create", "--for", "consent")
+    done = klaxon("rotate", "consent", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert f"copy {tmp_path}/trust.yaml to all gateways" in done.output
+    assert len(read_trust_file(tmp_path / "trust.yaml")) == 2
+
+
+@pytest.mark.parametrize("kind", KeyKind)
+def test_a_secret_keys_successor(tmp_path: Path, kind: KeyKind) -> None:
+    folder = str(tmp_path)
+    klaxon("create", folder, "--for", kind.value)
+    path = tmp_path / f"{kind.value}.key"
+    old = read_secret_key(path, kind)
+    done = klaxon("rotate", kind.value, folder)
+    assert done.exit_code == 0, done.output
+    new = read_secret_key(Path(f"{path}.next"), kind)
+    assert new.key_id != old.key_id
+    assert read_secret_key(path, kind) == old, "until it is put in its place"
+    kept = tmp_path / f"{kind.value}-{old.key_id}.key"
+    assert f"`mv {path} {kept}` and `mv {path}.next {path}`" in done.output
+    assert f"{path}.next: a successor exists" in refusal("rotate", kind.value, folder)
+    path.rename(kept)
+    Path(f"{path}.next").rename(path)
+    said = json.loads(klaxon("rotate", kind.value, folder, "--json").output)
+    assert (said["old"], said["use"]) == (new.key_id, kind.value)
+    assert "cannot be read" in refusal("rotate", kind.value, str(tmp_path / "none"))
+
+
+def test_secret_keys_where_the_configuration_names_them(tmp_path: Path) -> None:
+    named = {
+        f"{kind.value}_key_file": str(tmp_path / f"my-{kind.value}")
+        for kind in (KeyKind.TEXT, KeyKind.PSEUDONYM)
+    }
+    engine = {"node": "n1", "url": "http://127.0.0.1:1"}
+    pool = {"arm": "baseline", "kind": "vllm", "model_version": "v1", "engines": [engine]}
+    path = tmp_path / "klaxon.yaml"
+    path.write_text(json.dumps({"gateway": {"rollout": "r", "pools": [pool], "privacy": named}}))
+    configured = ("--config", str(path))
+    assert klaxon("create", "--for", "text", "--for", "pseudonym", *configured).exit_code == 0
+    for kind in (KeyKind.TEXT, KeyKind.PSEUDONYM):
+        assert read_secret_key(tmp_path / f"my-{kind.value}", kind)
+    assert klaxon("rotate", "text", *configured).exit_code == 0
+    assert (tmp_path / "my-text.next").exists()
+    assert "does not name gateway.privacy.signature_key_file" in refusal(
+        "create", "--for", "gateway", *configured
+    )

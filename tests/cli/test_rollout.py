@@ -132,6 +132,7 @@ def test_without_a_broker_a_clear_line_and_exit_3(tmp_path: Path) -> None:
         ["rollout", "status"],
         ["status"],
         ["watch"],
+        ["explain", "chat"],
     ):
         done = subprocess.run(
             [*KLAXON, *arguments],
@@ -226,6 +227,16 @@ async def test_a_life_of_a_rollout_on_the_command_line(
         code, out, _ = await klaxon(kafka, "rollout", "status", "r1", "--json")
         (standing,) = json.loads(out)["rollouts"]
         assert (standing["state"], standing["cause"]["rule"]) == ("tripped", "kl")
+        code, out, _ = await klaxon(kafka, "explain", "r1", "--json", "--history")
+        told = json.loads(out)
+        assert (code, told["reasons"][0]["rule"], told["decision"]["kind"]) == (0, "kl", "trip")
+        assert "The canary `m2` was taken out of rotation (weight 1 % to 0) in generation 1" in told["text"]
+        assert (told["notes"], told["waits_for"]) == ([], None)
+        assert any((row["rule"], row["verdict"]) == ("kl", "trip") for row in told["history"])
+        code, out, _ = await klaxon(kafka, "explain", "r1", "--epoch", "1")
+        assert (code, "An operator's `start` was obeyed in generation 1" in out) == (0, True), out
+        code, out, err = await klaxon(kafka, "explain", "absent")
+        assert (code, out, "holds nothing about 'absent'" in err) == (4, "", True), err
         code, out, _ = await klaxon(kafka, "status")
         assert code == 0
         assert "tripped is final until a new generation" in out

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
+import re
 
-from pipeline.cli.standing import deciding, human, standings
+import msgspec
+from msgspec.structs import replace
+
+from pipeline.cli.standing import deciding, human, standings, step_due
 from pipeline.cli.status import source_lines, source_standings, without_leader
 from pipeline.core.gate.state import encode_state
 from pipeline.workers.records import Partition, Record
+from schemas.control import Segment
 from schemas.topics import Topic
 from tests.core.gate.build import (
     HASH,
@@ -19,6 +23,7 @@ from tests.core.gate.build import (
     command,
     final,
     healthy_pairs,
+    quick_requests,
     us,
 )
 
@@ -57,6 +62,49 @@ def test_a_rollout_that_is_decided_about() -> None:
     assert "waits for: G3-divergence: 60 of 100 samples in 5 min, 40 missing; about 4 s at 10/s" in text
 
 
+def test_when_the_next_step_is_due() -> None:
+    """What lasts longest decides: here the step, 60 s of join timeout and 5 minutes of window."""
+    bench = Bench.started()
+    for last, due in ((T0 + 100, "in about 4 min 20 s"), (T0 + 350, "in about 10 s")):
+        bench.run(T0 if last == T0 + 100 else T0 + 101, last, healthy_pairs(), quick_requests())
+        bench.write(bench.core.renew(us(last + 22)))
+        (one,) = bench_standings(bench, us(last + 22))
+        assert f"next step: 1 % to 5 %, {due} if all goes on as now" in human(one, us(last + 24))
+    assert one.progress is not None
+    assert step_due(replace(one.progress, ready_in_s=0)) == "1 % to 5 %, at any moment if all goes on as now"
+    assert step_due(replace(one.progress, ready_in_s=None)) == "1 % to 5 %, not by waiting alone"
+    everything = replace(one.progress, percent=100.0, next_percent=None, ready_in_s=5)
+    assert step_due(everything) == "promotion, in about 5 s if all goes on as now"
+    assert step_due(replace(everything, percent=50.0)) == "", "that is an operator's"
+
+
+def test_what_a_sequential_rule_has_won() -> None:
+    rule = (
+        "{id: G3-anytime, metric: kl_lower, evidence: anytime, window: 5m, limit: 0.05, action: rollback_l1}"
+    )
+    bench = Bench.started(f"rules: [{rule}]")
+    bench.run(T0, T0 + 20, healthy_pairs())
+    bench.write(bench.core.renew(us(T0 + 42)))
+    (one,) = bench_standings(bench, us(T0 + 42))
+    (line,) = (each for each in human(one, us(T0 + 43)).splitlines() if each.startswith("  G3-anytime: "))
+    assert re.search(r"210 of 100 samples .* · evidence E \S+ of 20, K \S+ of 20$", line), line
+    assert "more pairs" in human(one, us(T0 + 43))
+
+
+def test_rules_that_share_a_window_are_told_by_their_own_names_and_modes() -> None:
+    """A sequential rule shares the window of a point rule that measures the same."""
+    both = "metric: kl_lower, statistic: mean, window: 5m, limit: 0.05, min_samples: 100, action: rollback_l1"
+    rules = f"{{id: G3-divergence, {both}}}, {{id: G3-anytime, evidence: anytime, mode: observe, {both}}}"
+    bench = Bench.started(f"rules: [{rules}]")
+    bench.run(T0, T0 + 20, healthy_pairs())
+    bench.write(bench.core.renew(us(T0 + 42)))
+    (one,) = bench_standings(bench, us(T0 + 42))
+    told = [
+        line.split(":")[0].strip() for line in human(one, us(T0 + 43)).splitlines() if " samples " in line
+    ]
+    assert told == ["G3-divergence", "G3-anytime (observes)"]
+
+
 def test_why_nothing_is_decided() -> None:
     bench = Bench.started()
     bench.run(T0, T0 + 5, healthy_pairs())
@@ -69,7 +117,9 @@ def test_why_nothing_is_decided() -> None:
     bench.run(T0 + 6, T0 + 20, healthy_pairs(score=0.3, count=50))
     (one,) = bench_standings(bench, us(T0 + 141))
     assert deciding(one, us(T0 + 141)) == (False, "tripped is final until a new generation")
-    assert "because of G3-divergence" in human(one, us(T0 + 141))
+    text = human(one, us(T0 + 141))
+    assert "because of G3-divergence" in text
+    assert "→ `klaxon explain chat`" in text
 
 
 def test_the_lease_says_what_routers_do() -> None:
@@ -87,6 +137,19 @@ def test_the_lease_says_what_routers_do() -> None:
     bench.command(command("abort", "a"), us(T0 + 91))
     (one,) = bench_standings(bench, us(T0 + 91))
     assert "lease" not in human(one, us(T0 + 300)), "a trip does not depend on it"
+
+
+def test_what_gets_no_canary_is_named() -> None:
+    bench = Bench.started()
+    (one,) = bench_standings(bench, us(T0 + 1))
+    assert "without canary" not in human(one, us(T0 + 1))
+    segment = Segment(dimension="context", value=">2048")
+    bench.control["chat"] = replace(
+        bench.control["chat"], ejected_nodes=("gpu-3", "gpu-4"), excluded_segments=(segment,)
+    )
+    (one,) = bench_standings(bench, us(T0 + 1))
+    assert "  without canary: node gpu-3, node gpu-4, context >2048" in human(one, us(T0 + 1))
+    assert msgspec.to_builtins(one)["ejected_nodes"] == ("gpu-3", "gpu-4")
 
 
 def test_the_memory_tells_what_was_written() -> None:
@@ -113,6 +176,9 @@ def test_sources_that_stand_still_are_named() -> None:
     assert told["klaxon.requests/0"] == ""
     assert "closes nothing for 117 s, since " in told["klaxon.logits/0"]
     assert "other content settings" in told["klaxon.logits/1"]
+    assert "all of them the scoring kernel or none" in told["klaxon.logits/1"], (
+        "a file and a release are not all"
+    )
     assert "is `klaxon worker measure` running?" in told["klaxon.telemetry/0"]
     lines = source_lines(found)
     assert len(lines) == 4

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from pipeline.monitoring.metrics import ALL
+from pipeline.monitoring.metrics import WORKERS
 from tests.kafka.broker import Broker
 from tests.kafka.processes import GAUGES_EVERY_SECOND, KLAXON, Worker
 from tests.kafka.waiting import eventually
@@ -15,14 +15,17 @@ from tests.monitoring.scraping import get
 from tests.store.folder import migrated
 from tests.workers.fleet import QUICK
 
+STARTED = (*WORKERS, "router", "notify")
+
 
 @asynccontextmanager
 async def everything(
     broker: Broker, logs: Path, folder: Path, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[dict[str, Worker]]:
-    """The four workers and a router."""
+    """The four workers, a router, and a notifier whose receiver is away."""
     clickhouse = await asyncio.to_thread(migrated, folder)
-    settings = {**QUICK, **GAUGES_EVERY_SECOND, **clickhouse, **(environment or {})}
+    notified = {"KLAXON_NOTIFY_URL": "http://127.0.0.1:9/", "KLAXON_NOTIFY_SECRET": "whsec_" + "a2tr" * 8}
+    settings = {**notified, **QUICK, **GAUGES_EVERY_SECOND, **clickhouse, **(environment or {})}
     async with AsyncExitStack() as stack:
         yield {
             kind: await stack.enter_async_context(
@@ -31,10 +34,10 @@ async def everything(
                     broker,
                     logs,
                     environment=settings,
-                    command=(*KLAXON, "router") if kind == "router" else None,
+                    command=None if kind in WORKERS else (*KLAXON, kind),
                 )
             )
-            for kind in ALL
+            for kind in STARTED
         }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config import LoggingConfig
 from pipeline.errors import PipelineError
-from pipeline.monitoring.lines import Lines
+from pipeline.monitoring.lines import OURS, Lines, set_up
 from pipeline.workers.records import Partition
 from schemas.plain import Plain, PlainJson
 from schemas.topics import Topic
@@ -124,3 +126,25 @@ def test_a_plain_text_keeps_its_type_only_as_it_is() -> None:
     assert type(Plain("a") + "b") is str
     assert type(f"{Plain('a')}") is str
     assert sys.getsizeof(Plain("a")) < 100
+
+
+def test_our_lines_are_told_from_info_up_and_those_of_others_from_warning_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = logging.getLogger()
+    before = (root.level, root.handlers[:], sys.excepthook, threading.excepthook)
+    levels = {name: logging.getLogger(name).level for name in OURS}
+    try:
+        set_up("gateway", LoggingConfig())
+        for name in ("klaxon.gateway", "agents.gateway.running", "aiohttp.server"):
+            logging.getLogger(name).info("info of %s", Plain(name))
+            logging.getLogger(name).warning("warning of %s", Plain(name))
+    finally:
+        root.setLevel(before[0])
+        root.handlers[:], sys.excepthook, threading.excepthook = before[1:]
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+    said = capsys.readouterr().err
+    for text in ("info of klaxon.gateway", "info of agents.gateway.running", "warning of aiohttp.server"):
+        assert text in said
+    assert "info of aiohttp" not in said

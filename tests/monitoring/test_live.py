@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.monitoring.exposition import thing_of
-from pipeline.monitoring.metrics import ALL, CLOSED, LOG_ONLY, OTHER, WORKERS, Thing, metrics_of
+from pipeline.monitoring.metrics import CLOSED, LOG_ONLY, OTHER, WORKERS, Thing, metrics_of
 from schemas.topics import GATING_PARTITIONS, Topic
 from tests.kafka.broker import Broker
 from tests.kafka.processes import Worker
 from tests.kafka.records import Written, now_us, produce
 from tests.kafka.waiting import eventually
-from tests.monitoring.installation import everything, until_ready
+from tests.monitoring.installation import STARTED, everything, until_ready
 from tests.monitoring.scraping import address_of, families_of, get, samples_of, scrape
 from tests.workers.events import encoded, request
 from tests.workers.fleet import decisions, send_pairs, start_rollout
@@ -39,6 +39,13 @@ async def test_what_is_exposed_is_what_is_declared(kafka: Broker, log_folder: Pa
             gauges = [running[kind].gauges() for kind in WORKERS]
             complete = samples_of(await scrape(at["gate"]), "klaxon_complete_age_seconds")
             done = sum(value for _, value in rows) > 20 and len(list(complete)) == GATING_PARTITIONS
+            waits = samples_of(await scrape(at["notify"]), "klaxon_notification_wait_seconds")
+            done &= any(value for _, value in waits)
+            counted = samples_of(await scrape(at["pair"]), "klaxon_counted_total")
+            done &= sum(value for said, value in counted if said.get("outcome") == "pairs") >= 20
+            counted = samples_of(await scrape(at["measure"]), "klaxon_counted_total")
+            done &= any(value for said, value in counted if said.get("outcome") == "requests")
+            done &= bool(list(samples_of(await scrape(at["archive"]), "klaxon_archive_lag_records")))
             return bool(trips) and all(gauges) and done
 
         await eventually(archived)
@@ -46,7 +53,7 @@ async def test_what_is_exposed_is_what_is_declared(kafka: Broker, log_folder: Pa
         logged = {kind: running[kind].gauges() for kind in WORKERS}
         health = [(await asyncio.to_thread(get, f"{address}/healthz")).json for address in at.values()]
         assert running["gate"].running, running["gate"].log
-    assert [each["healthy"] for each in health] == [True] * len(ALL)
+    assert [each["healthy"] for each in health] == [True] * len(STARTED)
     for kind, text in texts.items():
         families = families_of(text)
         declared = metrics_of(kind)
@@ -117,6 +124,9 @@ def assert_counted(texts: Mapping[str, str]) -> None:
     assert total("gate", "klaxon_rollout_canary_ratio", rollout="r1") == 0
     assert total("router", "klaxon_router_rollouts") == 1
     assert total("router", "klaxon_router_changes_total") >= 2
+    assert total("notify", "klaxon_notifications_retried_total") >= 1
+    assert total("notify", "klaxon_notifications_delivered_total") == 0
+    assert total("notify", "klaxon_ready") == 1
     for kind in WORKERS:
         assert total(kind, "klaxon_assigned_partitions") > 0
         assert total(kind, "klaxon_ready") == 1
@@ -132,4 +142,4 @@ async def test_a_worker_without_its_port_works_all_the_same(kafka: Broker, log_f
             await second.until_log("no /metrics: port")
             await second.until_log("pair: ready")
             assert second.log.count(" WARNING klaxon.monitoring: ") == 1
-            assert await second.stop() == 0
+            assert await second.stop() == 0, second.log

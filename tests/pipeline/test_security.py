@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import ast
 import copy
+import io
 import pickle
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import get_type_hints
 
 import click
 import msgspec
 import pytest
+from msgspec.structs import replace
+from rich.console import Console
 
 from pipeline.cli.main import cli
 from pipeline.config import Config, ConfigError, load_config
 from pipeline.secret import Secret
+from pipeline.tls import PAUSE_S, TRIES, TlsFileError, client_context
 from pipeline.workers.broker import client_options, security_options
 from pipeline.workers.transport import KlaxonApp
 from tests.conftest import REPOSITORY
@@ -144,6 +149,30 @@ def test_no_secret_shows_itself() -> None:
         assert CANARY not in str(caught.value)
 
 
+def test_no_configuration_shows_a_secret() -> None:
+    """Every setting that may hold one, by its type, and passwords in addresses."""
+    config = Config()
+    for section in Config.__struct_fields__:
+        settings = getattr(config, section)
+        held = {
+            name: Secret(CANARY) for name, kind in get_type_hints(type(settings)).items() if kind is Secret
+        }
+        config = replace(config, **{section: replace(settings, **held)})
+    assert [repr(config).count("Secret(***)"), CANARY in repr(config)] == [5, False]
+    for dsn in (
+        f"https://u:{CANARY}@ch:8443/x", f"http://:{CANARY}@ch", f"http://ch:8123?password={CANARY}&x=1",
+        f"http://u:a/{CANARY}@[::1", f"http://ch?client_Token={CANARY}",
+    ):  # fmt: skip
+        archive = replace(config.clickhouse, dsn=dsn)
+        whole = replace(config, clickhouse=archive)
+        console = Console(file=io.StringIO(), width=10_000)
+        console.print(whole)
+        shown = [f(one) for f in (repr, str, format, ascii) for one in (archive, whole)]
+        shown += [console.file.getvalue()]  # type: ignore[attr-defined]
+        assert not [text for text in shown if CANARY in text], dsn
+        assert all("***" in text and "ClickHouseConfig" in text for text in shown)
+
+
 def _options(command: click.Command) -> Iterator[str]:
     if isinstance(command, click.Group):
         with click.Context(command) as context:
@@ -205,7 +234,30 @@ def test_a_key_of_another_certificate_is_named(authority: Authority) -> None:
     assert f"KLAXON_KAFKA_KEY_FILE: {other} does not belong to the certificate" in refused(held)
 
 
-PLAIN = {"pipeline/cli/demo/observe.py"}
+def test_a_certificate_may_be_renewed_at_any_moment(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenSSL reads the file twice, certificate first: what is renewed in between does not fit, once."""
+    held, pauses = tmp_path / "held.pem", []
+    held.write_text(Path(authority.certificate("before")).read_text())
+    renewed = tmp_path / "renewed.pem"
+    renewed.write_text(Path(authority.certificate("after")).read_text())
+    half = tmp_path / "half.pem"
+    key, certificate = (re.findall(r"-----BEGIN.*?-----END [A-Z ]+-----\n", text.read_text(), re.DOTALL)
+                        for text in (renewed, held))  # fmt: skip
+    half.write_text(key[0] + certificate[1])
+    half.replace(held)
+    monkeypatch.setattr("pipeline.tls.time.sleep", lambda s: (pauses.append(s), renewed.replace(held)))
+    assert client_context(None, str(held), None, Secret()) is not None
+    assert pauses == [PAUSE_S]
+    monkeypatch.setattr("pipeline.tls.time.sleep", pauses.append)
+    half.write_text(key[0] + certificate[1])
+    with pytest.raises(TlsFileError, match="does not belong"):
+        client_context(None, str(half), None, Secret())
+    assert pauses == [PAUSE_S] * TRIES
+
+
+PLAIN = {"pipeline/cli/demo/observe.py", "pipeline/cli/demo/witness.py"}
 """Whose clients are for the broker of the demo alone, which knows neither TLS nor log-ins."""
 CLIENT = re.compile(r"AIOKafka(Consumer|Producer|AdminClient|Client)")
 PROTECTED = re.compile(r"\*\*(client_options\(|self\._settings\.security\b|self\._options\b)")

@@ -36,10 +36,10 @@ def commit_at_the_oldest_waiting_half() -> None:
         read(self, meta, decoded)  # type: ignore[arg-type]
         self._log.whole_from = 0
 
-    def flush(self: pairing.PairSource) -> source.Flush:
-        made = take_flush(self)
-        waiting = [record.offset for record, _ in self._groups.waiting()]
-        oldest = min(waiting, default=self._log.next_offset)
+    def flush(self: pairing.PairSource, *, waiting: float = 0.0) -> source.Flush:
+        made = take_flush(self, waiting=waiting)
+        waits = [record.offset for record, _ in self._groups.waiting()]
+        oldest = min(waits, default=self._log.next_offset)
         return source.Flush(made.finals, made.fresh, made.pairs, oldest)
 
     pairing.PairSource.read = trusting_read  # type: ignore[method-assign]

@@ -91,6 +91,10 @@ class Follower:
     async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Disconnect; harmless when it never began."""
         await self._consumer.stop()
 
     async def _read(self) -> None:
@@ -224,19 +228,22 @@ class Stack:
 
     async def command(self, traffic: Traffic, name: str, arguments: dict[str, Any] | None = None) -> None:
         """Send an operator's command and wait for the decision that answers it."""
-        key, value = command(traffic, name, now_us(), arguments)
+        await self.order(traffic.rollout, name, arguments)
+
+    async def order(self, rollout: str, name: str, arguments: dict[str, Any] | None = None) -> None:
+        """`command`, of a roll-out that has no traffic of a seed."""
+        key, value = command(rollout, name, now_us(), arguments)
         await self.producer.send_and_wait(
             Topic.COMMANDS.value,
             value,
             key=key,
-            partition=gating_partition(traffic.rollout),
+            partition=gating_partition(rollout),
             headers=[(CONTENT_TYPE, JSON.encode()), keys.command_header(key, value)],
         )
-        wanted = f"{traffic.rollout}/{name}"
+        wanted = f"{rollout}/{name}"
         await self.follower.until(
             lambda: any(
-                decision.get("command_id") == wanted
-                for decision in self.follower.decisions.get(traffic.rollout, ())
+                decision.get("command_id") == wanted for decision in self.follower.decisions.get(rollout, ())
             ),
             f"an answer to {wanted}",
         )
@@ -349,10 +356,11 @@ async def stack(
             cells_per_bucket=cells_per_bucket,
             variables=variables or {},
         )
+        for client in (producer, transactions, made.follower):
+            exits.push_async_callback(client.stop)
         await asyncio.gather(made.klaxon("topics", "create"), made.klaxon("migrate"))
         for client in (producer, transactions):
             await client.start()
-            exits.push_async_callback(client.stop)
         await exits.enter_async_context(made.follower)
         exits.push_async_callback(_end_all, made)
         yield made

@@ -220,7 +220,7 @@ async def test_two_pair_workers_swap_partitions_and_swap_back(kafka_session: Bro
             await started(on, kind)
         async with fleet(on, 2000) as traffic:
             holders = [await holding(pairs, None)]
-            for swap in range(1, 5):
+            for swap in (1, 2):
                 # Both must have read and published something of their own in between.
                 await on.until_closed(now_us() + SECOND, sources=[Topic.LOGITS])
                 turn.write_text(str(swap % 2))
@@ -229,7 +229,7 @@ async def test_two_pair_workers_swap_partitions_and_swap_back(kafka_session: Bro
             await on.until_closed(now_us() + SECOND, sources=[Topic.LOGITS])
         found = await verdict(on, traffic.started)
     print(f"partition 0 was held by {holders}")
-    assert holders[0] == holders[2] == holders[4] != holders[1] == holders[3]
+    assert holders[0] == holders[2] != holders[1]
     assert not found, "\n".join(found)
 
 
@@ -265,8 +265,7 @@ async def test_frozen_workers_wake_up_beside_their_successors(kafka_session: Bro
         for kind, worker in holders.items():
             await worker.until_log(TAKEN[kind], timeout_s=PATIENCE_S)
         async with fleet(on, 3000) as traffic:
-            for _ in range(2):
-                await asyncio.gather(*(frozen(on, kind, holders, rng.random()) for kind in holders))
+            await asyncio.gather(*(frozen(on, kind, holders, rng.random()) for kind in holders))
         found = await verdict(on, traffic.started)
     assert not found, "\n".join(found)
 

@@ -26,7 +26,7 @@ from tests.system.workload import FAULTS, Traffic
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FIRST_SEED = int(os.environ.get("SEED", "0"))
-SEEDS = 24
+SEEDS = 16
 MOST_SEEDS = 64
 AT_ONCE = 8
 BEHIND_US = SECOND // 4

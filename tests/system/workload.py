@@ -151,19 +151,19 @@ def spec(traffic: Traffic) -> dict[str, Any]:
 
 
 def command(
-    traffic: Traffic, name: str, ts_us: int, arguments: dict[str, Any] | None = None
+    rollout: str, name: str, ts_us: int, arguments: dict[str, Any] | None = None
 ) -> tuple[bytes, bytes]:
     """(key, value) of an operator's command."""
     said = {
         "v": 1,
-        "command_id": f"{traffic.rollout}/{name}",
-        "rollout": traffic.rollout,
+        "command_id": f"{rollout}/{name}",
+        "rollout": rollout,
         "ts_us": ts_us,
         "command": name,
         "arguments": arguments or {},
         "by": "test",
     }
-    return traffic.rollout.encode(), json.dumps(said).encode()
+    return rollout.encode(), json.dumps(said).encode()
 
 
 def make_traffic(traffic: Traffic, start_us: int, generation: int = 1) -> list[Batch]:
@@ -290,7 +290,8 @@ def _logits(rng: random.Random, traffic: Traffic, labels: Event, which: int, arm
     event: Event = {
         "expected_arms": arms,
         "definition": "raw" if rng.random() < 0.98 else "processed",
-        "source": rng.choice(("generated", "forced")),
+        # Who scores the baseline's tokens has the baseline's tokens.
+        "source": rng.choice(("generated", "forced" if tokens == BASELINE[which][0] else "generated")),
         "tokens": tokens,
         "top_ids": ids,
         "top_logprobs": values,

@@ -39,6 +39,8 @@ DEFAULT_REQUESTS: Final = 5200
 DEFAULT_LIVE_REQUESTS: Final = 120
 DEFAULT_SPEED: Final = 8.0
 QUESTION: Final = "SELECT now_us, kind, rule, reason FROM v_decisions ORDER BY now_us"
+ASKED: Final = '{"messages": [{"role": "user", "content": "What is a canary?"}], "max_tokens": 16}'
+"""Of the gateway of live engines."""
 POLICIES: Final = Path(__file__).parent
 FILE: Final = click.Path(path_type=Path)
 
@@ -68,7 +70,7 @@ INTERRUPTED: Final = 130
 @click.option(
     "--engines",
     type=click.Choice(["llama.cpp"]),
-    help="Real engines answer live, in place of the recording (needs the extra `engines`).",
+    help="Real engines answer live, in place of the recording (`make engines` installs them).",
 )
 @click.option("--keep", type=FILE, help="Keep configuration, logs and archive in this (new) folder.")
 @click.option(
@@ -182,6 +184,8 @@ def _hints(config: Path, *, stay: bool, keep: bool) -> Iterator[str]:
         yield "everything runs on until Ctrl-C" + (":" if keep else f"; then {config.parent} is removed:")
         yield f"  {klaxon} status --config {config}"
         yield f"  {klaxon} watch --config {config}"
+        if (gateway := load_config(str(config), {}).gateway).pools:
+            yield f"  curl http://{gateway.listen}:{gateway.port}/v1/chat/completions -d '{ASKED}'"
     else:
         yield "ask more:"
     yield f"  {klaxon} sql --config {config} '{QUESTION}'"

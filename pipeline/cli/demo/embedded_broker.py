@@ -20,6 +20,7 @@ from typing import Final
 
 from pipeline.cli.demo.children import born
 from pipeline.cli.demo.errors import DemoError
+from pipeline.cli.demo.ports import free_port
 
 KAFKA_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -61,8 +62,7 @@ def embedded_broker(log: Path | None = None, start_timeout_s: float = 15.0) -> I
     Blocks until it accepts connections. Its output goes to `log`. Raises EmbeddedBrokerError.
     """
     binary = broker_binary()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
+    port = free_port()
     address = f"127.0.0.1:{port}"
     with (log or Path(os.devnull)).open("ab") as output:
         process = subprocess.Popen(

@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import xllamacpp
+
+_ENUMS: Final = {
+    "LLAMA_ROPE_SCALING_TYPE_": xllamacpp.llama_rope_scaling_type,
+    "LLAMA_FLASH_ATTN_TYPE_": xllamacpp.llama_flash_attn_type,
+    "GGML_TYPE_": xllamacpp.ggml_type,
+}
 
 
 def _value(raw: Any) -> Any:
     """Names of llama.cpp's enum members become the members; everything else is as it is."""
-    if isinstance(raw, str) and raw.startswith("LLAMA_ROPE_SCALING_TYPE_"):
-        return getattr(xllamacpp.llama_rope_scaling_type, raw)
+    if isinstance(raw, str):
+        for prefix, members in _ENUMS.items():
+            if raw.startswith(prefix):
+                return getattr(members, raw)
     return raw
 
 

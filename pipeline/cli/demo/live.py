@@ -1,7 +1,8 @@
-"""The same drill with real engines that answer live: fewer requests, one after the other.
+"""The same drill with real engines that answer live, through a gateway, one request after the other.
 
-Baseline, healthy canary and faulty canary are three llama.cpp processes of one thread each. The faulty one
-answers for FAULTY_NODE where the prompt is over the boundary, as in the recorded drill.
+Baseline, healthy canary and faulty canary are three llama.cpp processes of one thread each. FAULTY_NODE is a
+front before two of them: the faulty one answers there where the prompt is over the boundary, as in the
+recorded drill. The gateway mirrors every request, and measures and publishes what it sees.
 """
 
 from __future__ import annotations
@@ -11,48 +12,51 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from pipeline.cli.demo.engines import VARIANTS, EngineAnswer, EngineClient, engine
-from pipeline.cli.demo.fleet import FAULTY_NODE, NODES, EventMaker, Routing, Served, Turn
-from pipeline.cli.demo.play import Played, Script, Tally, wall_us
-from pipeline.cli.demo.prompts import BOUNDARY_TOKENS, Document, document
-from pipeline.cli.demo.recording import About, Answer, VariantName
-from pipeline.cli.demo.traffic import Arrival
-from schemas.events import Arm
+import aiohttp
+
+from pipeline.cli.demo.engines import VARIANTS, EngineClient, EngineError, engine
+from pipeline.cli.demo.fleet import BASELINE_VERSION, CANARY_VERSION, FAULTY_NODE, NODES
+from pipeline.cli.demo.front import Front
+from pipeline.cli.demo.play import Played, Script, wall_us
+from pipeline.cli.demo.prompts import module_text
+from pipeline.cli.demo.recording import VariantName
+from pipeline.cli.demo.witness import Witness
 
 MAX_TOKENS: Final = 16
-CANARIES: Final = (FAULTY_NODE, "canary-2")
-"""Two nodes are enough for a few requests."""
+OTHER_CANARY: Final = "canary-2"
+"""Two nodes of the canary are enough for a few requests."""
 DOCUMENTS: Final = (("short", "heapq", 420), ("long", "argparse", 2070))
-ABOUT: Final = About(
-    recording=1,
-    model="SmolLM2-135M-Instruct.Q4_1",
-    engine="llama.cpp",
-    definition="raw",
-    precision="f32",
-    boundary_tokens=BOUNDARY_TOKENS,
-)
+"""Side, module whose documentation is asked about, and its length in tokens."""
 SUBJECTS: Final = (
     "arguments", "classes", "defaults", "errors", "examples", "files", "functions", "lists", "methods",
     "names", "numbers", "objects", "options", "order", "results", "speed", "strings", "types", "values",
 )  # fmt: skip
 """What live prompts ask about, one question each: distinct prompts on few documents that engines hold."""
+UNSEEN_PAIRS: Final = 2
+"""How many pairs may be on their way while the next request is sent."""
+PAIR_TIMEOUT_S: Final = 60.0
+ANSWER_TIMEOUT_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class LivePrompt:
-    """A prompt as token ids."""
+    """A question about a document."""
 
     prompt_id: str
-    tokens: tuple[int, ...]
+    text: str
+    long: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
     """Running engines, and prompts whose documents they hold in their caches."""
 
-    clients: dict[VariantName, EngineClient]
+    pools: tuple[dict[str, Any], ...]
+    """As section `gateway` of the configuration wants them."""
+    front: Front | None
+    """Before the engines of FAULTY_NODE; None: nothing goes wrong."""
     prompts: tuple[LivePrompt, ...]
 
 
@@ -66,102 +70,113 @@ async def engines(*, fault: bool, say: Callable[[str], None]) -> AsyncIterator[E
             name: await asyncio.to_thread(running.enter_context, engine(VARIANTS[name])) for name in names
         }
         say(f"{len(clients)} engines run ({', '.join(clients)}); each reads the documents once")
-        tokenize = clients["baseline"].tokenize
-        read = [
-            await asyncio.to_thread(document, name, length, _questions(), tokenize)
-            for _, name, length in DOCUMENTS
-        ]
-        await asyncio.gather(*(asyncio.to_thread(_warm, client, read) for client in clients.values()))
+        texts = {
+            side: await asyncio.to_thread(_document, clients["baseline"], name, tokens)
+            for side, name, tokens in DOCUMENTS
+        }
+        await asyncio.gather(
+            *(asyncio.to_thread(_warm, client, list(texts.values())) for client in clients.values())
+        )
+        front = None
+        if fault:
+            boundary_bytes = (len(texts["short"]) + len(texts["long"])) // 2
+            front = Front(clients["healthy"].url, clients["fault"].url, boundary_bytes)
+            await stack.enter_async_context(front.running())
         prompts = [
-            LivePrompt(f"{side}-{name}-{number}", tokens)
-            for (side, name, _), one in zip(DOCUMENTS, read, strict=True)
-            for number, tokens in enumerate(one.prompts)
+            LivePrompt(f"{side}-{name}-{number}", f"{texts[side]}\n\n{question}", side == "long")
+            for side, name, _ in DOCUMENTS
+            for number, question in enumerate(_questions())
         ]
-        yield Engines(clients, tuple(prompts))
+        yield Engines(_pools(clients, front), front, tuple(prompts))
+
+
+def _pools(clients: dict[VariantName, EngineClient], front: Front | None) -> tuple[dict[str, Any], ...]:
+    """Baseline: one node. Canary: one healthy node, and where there is a fault the node that will have it."""
+    healthy = {"node": OTHER_CANARY, "url": clients["healthy"].url}
+    canaries = [healthy] if front is None else [healthy, {"node": FAULTY_NODE, "url": front.url}]
+    common = {"kind": "llama.cpp", "hardware": "cpu", "precision": "f32"}
+    return (
+        {
+            "arm": "baseline",
+            "model_version": BASELINE_VERSION,
+            **common,
+            "engines": [{"node": NODES["baseline"][0], "url": clients["baseline"].url}],
+        },
+        {"arm": "canary", "model_version": CANARY_VERSION, **common, "engines": canaries},
+    )
 
 
 def _questions() -> list[str]:
     return [f"What does the text say about {subject}?" for subject in SUBJECTS]
 
 
-def _warm(client: EngineClient, read: list[Document]) -> None:
-    for one in read:
-        client.complete(one.head, 1)
+def _document(client: EngineClient, name: str, tokens: int) -> str:
+    """The first `tokens` tokens of a module's documentation."""
+    return client.detokenize(client.tokenize(module_text(name))[:tokens])
+
+
+def _warm(client: EngineClient, texts: list[str]) -> None:
+    for text in texts:
+        client.chat(text, 1)
 
 
 class LivePlayer:
     """One run of live traffic. Requests follow each other as fast as the engines answer."""
 
-    def __init__(
-        self,
-        script: Script,
-        running: Engines,
-        seed: int,
-        publish: Callable[[Served], None],
-        routing: Callable[[], Routing],
-    ) -> None:
+    def __init__(self, script: Script, running: Engines, seed: int, gateway: str, witness: Witness) -> None:
+        """`gateway`: its address."""
         self._script = script
         self._running = running
         self._draw = random.Random(f"live/{seed}")  # noqa: S311 (a repeatable demo, no secret)
-        self._events = EventMaker(ABOUT, seed)
-        self._publish = publish
-        self._routing = routing
-        self._tally = Tally()
+        self._gateway = gateway
+        self._witness = witness
 
     @property
     def played(self) -> Played:
         """What has been played so far; changes while it runs."""
-        return self._tally.played
+        return self._witness.played
 
     async def run(self, on_progress: Callable[[Played], None]) -> None:
-        """Play everything; returns when the last answer is handed to the publisher."""
-        while self.played.requests < self._script.requests:
-            fault_from = self._script.fault_from
-            fault = fault_from is not None and self.played.requests >= fault_from
-            prompt = self._draw.choice(self._running.prompts)
-            node = self._draw.choice(CANARIES)
-            routing = self._routing()
-            primary: Arm = "canary" if self._draw.random() * 100 < routing.canary_percent else "baseline"
-            turn = Turn(
-                Arrival(0, "chat", len(prompt.tokens)),
-                wall_us(),
-                routing.generation,
-                prompt.prompt_id,
-                f"{self._draw.getrandbits(128):032x}",
-                ("baseline", "canary"),
-                primary,
-            )
-            affected = fault and node == FAULTY_NODE and len(prompt.tokens) > BOUNDARY_TOKENS
-            await asyncio.gather(
-                self._answer(turn, prompt, "baseline", NODES["baseline"][0], "baseline"),
-                self._answer(turn, prompt, "canary", node, "fault" if affected else "healthy"),
-            )
-            self.played.requests += 1
-            on_progress(self.played)
+        """Play everything; returns when every pair was seen, or late ones were waited for in vain.
 
-    async def _answer(
-        self, turn: Turn, prompt: LivePrompt, arm: Arm, node: str, variant: VariantName
-    ) -> None:
-        client = self._running.clients[variant]
-        found = await asyncio.to_thread(client.complete, prompt.tokens, MAX_TOKENS)
-        answer = _as_answer(found, prompt, variant)
-        served = self._events.make(turn, arm, node, answer, affected=variant == "fault")
-        self._publish(served)
-        self._tally.add(served)
+        Raises EngineError when a user got no answer."""
+        timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while self.played.requests < self._script.requests:
+                if self.played.requests == self._script.fault_from:
+                    await self._break()
+                await self._ask(session, self._draw.choice(self._running.prompts))
+                self.played.requests += 1
+                await self._seen(self.played.requests - UNSEEN_PAIRS)
+                on_progress(self.played)
+        await self._seen(self.played.requests)
+        await self._witness.until(events=2 * self.played.pairs, timeout_s=PAIR_TIMEOUT_S)
+        on_progress(self.played)
 
+    async def _break(self) -> None:
+        """The node goes wrong, at a moment when nothing is on its way to it."""
+        await self._seen(self.played.requests)
+        assert self._running.front is not None
+        self._witness.fault_since_us = wall_us()
+        self._running.front.broken = True
 
-def _as_answer(found: EngineAnswer, prompt: LivePrompt, variant: VariantName) -> Answer:
-    long = len(prompt.tokens) > BOUNDARY_TOKENS
-    return Answer(
-        prompt_id=prompt.prompt_id,
-        side="long" if long else "short",
-        variant=variant,
-        input_tokens=len(prompt.tokens),
-        cached_tokens=found.cached_tokens,
-        ttft_us=found.ttft_us,
-        duration_us=found.duration_us,
-        ended=found.ended,
-        tokens=found.tokens,
-        top_ids=found.top_ids,
-        top_logprobs=found.top_logprobs,
-    )
+    async def _seen(self, pairs: int) -> None:
+        await self._witness.until(pairs=pairs, timeout_s=PAIR_TIMEOUT_S)
+
+    async def _ask(self, session: aiohttp.ClientSession, prompt: LivePrompt) -> None:
+        body = {
+            "model": "any",
+            "messages": [{"role": "user", "content": prompt.text}],
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "stream": True,
+        }
+        headers = {"x-klaxon-prompt-id": prompt.prompt_id}
+        url = f"{self._gateway}/v1/chat/completions"
+        try:
+            async with session.post(url, json=body, headers=headers) as answer:
+                said = await answer.read()
+        except (OSError, aiohttp.ClientError) as error:
+            raise EngineError(f"gateway at {self._gateway}: {error!r}") from error
+        if answer.status != 200 or not said.rstrip().endswith(b"[DONE]"):
+            raise EngineError(f"gateway at {self._gateway} answered {answer.status}: {said[-300:]!r}")

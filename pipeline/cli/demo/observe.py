@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from pipeline.cli.demo.fleet import CANARY_VERSION, ROLLOUT
 from pipeline.cli.demo.play import Sent
+from pipeline.workers.broker import started
 from schemas.codec import decode_logits
 from schemas.columns import BASELINE, CANARY
 from schemas.control import Decision, Directive, Located
@@ -92,7 +93,8 @@ class RouterView:
         """Wait for another line; False when none came in time."""
         self._news.clear()
         try:
-            await asyncio.wait_for(self._news.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
         except TimeoutError:
             return False
         return True
@@ -117,9 +119,9 @@ async def find_decision(bootstrap: str, tripped: Directive) -> Decision | None:
     """The decision on `klaxon.decisions` that took this generation out; None when it cannot be found.
 
     The router may have met the trip by a renewal, which has a greater epoch and no decision of its own."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed")
-    await consumer.start()
-    try:
+    async with started(
+        AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed")
+    ) as consumer:
         for place in (TopicPartition(Topic.DECISIONS, number) for number in range(GATING_PARTITIONS)):
             for record in await _range(consumer, place, 0, (await consumer.end_offsets([place]))[place]):
                 decision = msgspec.json.decode(record.value, type=Decision)
@@ -127,8 +129,6 @@ async def find_decision(bootstrap: str, tripped: Directive) -> Decision | None:
                 if decision.kind == "trip" and held is not None and _same_trip(held, tripped):
                     return decision
         return None
-    finally:
-        await consumer.stop()
 
 
 def _same_trip(decided: Directive, tripped: Directive) -> bool:
@@ -152,9 +152,9 @@ async def deciding_publish_us(
         if topic == Topic.LOGITS:
             ends[int(number)] = max(offset, ends.get(int(number), -1))
     newest: int | None = None
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, max_partition_fetch_bytes=8 << 20)
-    await consumer.start()
-    try:
+    async with started(
+        AIOKafkaConsumer(bootstrap_servers=bootstrap, max_partition_fetch_bytes=8 << 20)
+    ) as consumer:
         for partition, offset in ends.items():
             place = TopicPartition(Topic.LOGITS, partition)
             first = max(0, offset + 1 - LOOK_BACK_RECORDS)
@@ -164,8 +164,6 @@ async def deciding_publish_us(
                     if one is None or not in_cell(one, located) or one.later_half != arm:
                         continue
                     newest = max(newest or 0, one.complete_us)
-    finally:
-        await consumer.stop()
     return newest
 
 
@@ -185,9 +183,9 @@ def halves(record: ConsumerRecord) -> list[tuple[str, str]]:
 async def sources_closed(bootstrap: str, sources: Collection[str], timeout_s: float) -> set[str]:
     """Wait until every source has published a final bucket; returns the sources that have not in time."""
     missing = set(sources)
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
-    await consumer.start()
-    try:
+    async with started(
+        AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
+    ) as consumer:
         consumer.assign([TopicPartition(Topic.BUCKETS, number) for number in range(GATING_PARTITIONS)])
         await consumer.seek_to_beginning()
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -195,8 +193,6 @@ async def sources_closed(bootstrap: str, sources: Collection[str], timeout_s: fl
             for records in (await consumer.getmany(timeout_ms=500)).values():
                 missing -= {record.key.decode() for record in records if record.key}
         return missing
-    finally:
-        await consumer.stop()
 
 
 async def _range(

@@ -34,9 +34,10 @@ from pipeline.cli.demo.report import (
     cause_line,
     problems_of,
 )
-from pipeline.cli.demo.stage import Stage, StageError, stage
+from pipeline.cli.demo.stage import GATEWAY, Stage, StageError, stage
 from pipeline.cli.demo.story import Story
 from pipeline.cli.demo.traffic import Arrival
+from pipeline.cli.demo.witness import Witness
 from pipeline.cli.printing import counted
 from pipeline.config import Config
 from pipeline.policy_file import parse_policy
@@ -101,11 +102,11 @@ async def run(plan: Plan, folder: Path, story: Story, show: Callable[[Result], N
         live = None
         if plan.traffic is None:
             live = await running.enter_async_context(engines(fault=plan.fault != "none", say=story.say))
-        made = await running.enter_async_context(stage(folder, plan.config, story.say))
+        pools = () if live is None else live.pools
+        made = await running.enter_async_context(stage(folder, plan.config, story.say, pools))
         await running.enter_async_context(router(made, view))
         await _ready(plan, made, view, story.say)
-        async with outlet(made) as out:
-            player = _player(plan, live, view, out)
+        async with _traffic(plan, live, made, view) as player:
             await _play(plan, player, made, view, story)
         await _settle(plan, made, view)
         result = await _result(plan, made, view, player.played, started)
@@ -184,7 +185,8 @@ async def _ready(plan: Plan, made: Stage, view: RouterView, say: Callable[[str],
         made.check()
         raise StageError(f"no directive reached the router; gate said:\n{made.last_words('gate')}")
     logs = f" (logs in {made.folder / 'logs'})" if plan.folder_stays else ""
-    say(f"four workers and a router run; roll-out {ROLLOUT} started{logs}")
+    gateway = ", a router and a gateway" if made.gateway else " and a router"
+    say(f"four workers{gateway} run; roll-out {ROLLOUT} started{logs}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,12 @@ async def outlet(made: Stage) -> AsyncIterator[Outlet]:
         raise StageError(f"the publisher dropped {dropped} of {stats.accepted} events: {dict(stats.dropped)}")
 
 
-def _player(plan: Plan, live: Engines | None, view: RouterView, out: Outlet) -> Player | LivePlayer:
+@asynccontextmanager
+async def _traffic(
+    plan: Plan, live: Engines | None, made: Stage, view: RouterView
+) -> AsyncIterator[Player | LivePlayer]:
+    """Whoever plays: recorded answers are published by this process, live ones by the gateway."""
+
     def routing() -> Routing:
         line = view.latest
         return Routing(None, 0.0) if line is None else Routing(line.generation, line.canary_percent)
@@ -226,9 +233,16 @@ def _player(plan: Plan, live: Engines | None, view: RouterView, out: Outlet) -> 
     if traffic is not None:
         script = Script(plan.requests, traffic.speed, plan.fault_from)
         fleet = Fleet(traffic.recording, plan.seed)
-        return Player(script, traffic.arrivals, fleet, out.publish, routing, out.backlog)
+        async with outlet(made) as out:
+            yield Player(script, traffic.arrivals, fleet, out.publish, routing, out.backlog)
+        return
     assert live is not None
-    return LivePlayer(Script(plan.requests, 1.0, plan.fault_from), live, plan.seed, out.publish, routing)
+    witness = Witness(GATEWAY)
+    async with witness.watching(made.config.kafka.bootstrap):
+        if not await witness.until(applied=1, timeout_s=READY_TIMEOUT_S):
+            made.check()
+            raise StageError(f"the gateway obeys no directive; it said:\n{made.last_words('gateway')}")
+        yield LivePlayer(Script(plan.requests, 1.0, plan.fault_from), live, plan.seed, made.gateway, witness)
 
 
 async def _play(plan: Plan, player: Player | LivePlayer, made: Stage, view: RouterView, story: Story) -> None:

@@ -8,22 +8,28 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from pipeline.cli.demo.children import born
 from pipeline.cli.demo.embedded_broker import KAFKA_SETTINGS, embedded_broker
 from pipeline.cli.demo.errors import DemoError
+from pipeline.cli.demo.fleet import ROLLOUT
+from pipeline.cli.demo.ports import free_port
 from pipeline.config import Config, load_config
 
+GATEWAY_KEYS: Final = [
+    argument for use in ("directives", "commands", "signature", "pseudonym") for argument in ("--for", use)
+]
+GATEWAY: Final = "demo-gateway"
+"""Who reports what the gateway of live engines obeys."""
 WORKERS: Final = ("measure", "pair", "gate", "archive")
 COMMAND_TIMEOUT_S: Final = 90.0
 STOP_TIMEOUT_S: Final = 20.0
@@ -54,6 +60,7 @@ monitoring:
   gate_port: 0
   archive_port: 0
   router_port: 0
+  gateway_port: 0
 archive:
   block_age_ms: 500
   query_listen: {query_listen}
@@ -61,7 +68,7 @@ signatures:
   trust_file: {folder}/keys/trust.yaml
   directive_key_file: {folder}/keys/directives.key
   command_key_file: {folder}/keys/commands.key
-"""
+{gateway}"""
 
 
 class StageError(DemoError):
@@ -76,6 +83,8 @@ class Stage:
     config_path: Path
     config: Config
     query_listen: str
+    gateway: str = ""
+    """The gateway's address; "": none runs."""
     processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     stop_timeout_s: float = STOP_TIMEOUT_S
 
@@ -126,7 +135,8 @@ class Stage:
         )
         born(process)
         try:
-            out, err = await asyncio.wait_for(process.communicate(), COMMAND_TIMEOUT_S)
+            async with asyncio.timeout(COMMAND_TIMEOUT_S):
+                out, err = await process.communicate()
         except TimeoutError:
             said = f"klaxon {' '.join(arguments)}: no answer in {COMMAND_TIMEOUT_S:.0f} s"
             raise StageError(said) from None
@@ -166,25 +176,29 @@ def environment() -> dict[str, str]:
 
 
 @asynccontextmanager
-async def stage(folder: Path, wanted: Config, say: Callable[[str], None]) -> AsyncIterator[Stage]:
-    """Everything up to and including the four workers; stopped in reverse order at the end.
+async def stage(
+    folder: Path, wanted: Config, say: Callable[[str], None], pools: Sequence[Mapping[str, Any]] = ()
+) -> AsyncIterator[Stage]:
+    """Everything up to and including the four workers, and a gateway before `pools` if there are any.
 
     Of `wanted` the sections content and gate count; addresses are the demo's own.
 
     Raises StageError, EmbeddedBrokerError."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with broker_in(folder) as bootstrap:
-        made = _write_configuration(folder, bootstrap, wanted)
+        made = _write_configuration(folder, bootstrap, wanted, pools)
         say(f"broker on {bootstrap} (Tansu, in memory, no transactions: one gate process)")
         topics, tables, _ = await asyncio.gather(
             made.command("topics", "create"),
             made.command("migrate"),
-            made.command("keys", "create", "--if-absent"),
+            made.command("keys", "create", "--if-absent", *(GATEWAY_KEYS if made.gateway else ())),
         )
         say(f"{len(topics.splitlines())} topics; {tables.strip().splitlines()[-1]} (ClickHouse in process)")
         try:
             for name in WORKERS:
                 await made.start(name, "worker", name)
+            if made.gateway:
+                await made.start("gateway", "gateway")
             yield made
         except asyncio.CancelledError:
             made.stop_timeout_s = INTERRUPTED_STOP_TIMEOUT_S
@@ -200,9 +214,11 @@ def broker_in(folder: Path) -> Iterator[str]:
         yield bootstrap
 
 
-def _write_configuration(folder: Path, bootstrap: str, wanted: Config) -> Stage:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        query_listen = f"127.0.0.1:{probe.getsockname()[1]}"
+def _write_configuration(
+    folder: Path, bootstrap: str, wanted: Config, pools: Sequence[Mapping[str, Any]]
+) -> Stage:
+    query_listen = f"127.0.0.1:{free_port()}"
+    port = free_port() if pools else None
     prefix = "KLAXON_KAFKA_"
     text = CONFIGURATION.format(
         bootstrap=bootstrap,
@@ -213,10 +229,34 @@ def _write_configuration(folder: Path, bootstrap: str, wanted: Config) -> Stage:
         lateness_s=wanted.content.lateness_s,
         join_timeout_s=wanted.content.join_timeout_s,
         query_listen=query_listen,
+        gateway="" if port is None else _gateway_section(folder.resolve(), port, wanted, pools),
     )
     path = folder / "klaxon.yaml"
     path.write_text(text, encoding="utf-8")
-    return Stage(folder, path, load_config(str(path), {}), query_listen)
+    gateway = "" if port is None else f"http://127.0.0.1:{port}"
+    return Stage(folder, path, load_config(str(path), {}), query_listen, gateway)
+
+
+def _gateway_section(folder: Path, port: int, wanted: Config, pools: Sequence[Mapping[str, Any]]) -> str:
+    """Every request is mirrored: there are few of them, and equal ones among them."""
+    section = {
+        "port": port,
+        "rollout": ROLLOUT,
+        "name": GATEWAY,
+        "pools": pools,
+        "mirror": {
+            "rate": 1.0,
+            "tokens_per_s": 10_000_000,
+            "per_signature_per_minute": 1_000,
+            "timeout_s": wanted.content.join_timeout_s,
+        },
+        "privacy": {
+            "signature_key_file": f"{folder}/keys/signature.key",
+            "pseudonym_key_file": f"{folder}/keys/pseudonym.key",
+        },
+    }
+    # JSON is YAML.
+    return f"gateway: {msgspec.json.encode(section).decode()}\n"
 
 
 def _lines(section: Mapping[str, object]) -> str:

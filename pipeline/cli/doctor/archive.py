@@ -5,7 +5,8 @@ from __future__ import annotations
 from pipeline.cli.doctor.findings import Finding
 from pipeline.cli.query import answered
 from pipeline.config import Config
-from pipeline.store.client import UNKNOWN_DATABASE, UNKNOWN_TABLE, without_password
+from pipeline.secret import without_password
+from pipeline.store.client import UNKNOWN_DATABASE, UNKNOWN_TABLE
 from pipeline.store.errors import FolderInUseError, MigrationError, QueryError, StoreError
 from pipeline.store.migrate import FOLDER, check, load
 

@@ -24,6 +24,7 @@ from pipeline.workers.broker import (
     client_options,
     leaderless,
     partition_counts,
+    started,
     until_reached,
 )
 from pipeline.workers.records import APPEND_TIME, Partition
@@ -126,19 +127,16 @@ async def _transactions(kafka: KafkaConfig) -> AsyncIterator[Finding]:
 
 async def _clock(kafka: KafkaConfig, topic: Topic) -> AsyncIterator[Finding]:
     """Write a tick, which everybody ignores, and compare the broker's time with ours."""
-    producer = AIOKafkaProducer(**client_options(kafka))
-    await producer.start()
     try:
-        before_us = now_us()
-        written = await producer.send_and_wait(
-            topic.value, b"", partition=0, headers=[(CONTENT_TYPE, TICK.encode())]
-        )
-        after_us = now_us()
+        async with started(AIOKafkaProducer(**client_options(kafka))) as producer:
+            before_us = now_us()
+            written = await producer.send_and_wait(
+                topic.value, b"", partition=0, headers=[(CONTENT_TYPE, TICK.encode())]
+            )
+            after_us = now_us()
     except KafkaError as error:
         yield not_checked(topic.value, f"the broker's time cannot be asked for: {error!r}")
         return
-    finally:
-        await producer.stop()
     if written.timestamp_type == APPEND_TIME and written.timestamp is not None:
         skew_us = skew(before_us, after_us, written.timestamp * 1000)
         if (finding := clock_finding(kafka, skew_us)) is not None:

@@ -12,8 +12,10 @@ from aiokafka.errors import KafkaError
 
 from pipeline.cli.doctor.archive import archive_findings
 from pipeline.cli.doctor.broker import FORBIDDEN, broker_findings, not_checked, now_us
-from pipeline.cli.doctor.configuration import configuration_findings
+from pipeline.cli.doctor.configuration import configuration_findings, installation_findings
+from pipeline.cli.doctor.engines import engine_findings, pool_findings
 from pipeline.cli.doctor.findings import Finding, by_severity, exit_code, line
+from pipeline.cli.doctor.rights import right_findings
 from pipeline.cli.doctor.security import security_findings
 from pipeline.cli.doctor.workers import worker_findings
 from pipeline.cli.exits import CommandError, Exit
@@ -34,17 +36,22 @@ NEEDED = ("topic_absent", "kafka_unreachable", "kafka_refused")
     "--look", "look_s", type=float, default=3.0, show_default=True, callback=seconds, metavar="SECONDS",
     help="Between the two looks at lag, which say whether it grows.",
 )  # fmt: skip
-def doctor(path: str | None, as_json: bool, look_s: float) -> int:
-    """Check a whole installation: configuration, broker, clocks, topics, workers, leases, routers, archive.
+@click.option(
+    "--engine", "engines", multiple=True, metavar="URL",
+    help="An engine to ask for one token with log-probabilities (OpenAI-compatible; may be repeated).",
+)  # fmt: skip
+def doctor(path: str | None, as_json: bool, look_s: float, engines: tuple[str, ...]) -> int:
+    """Check a whole installation: configuration, broker, clocks, topics, workers, leases, routers, archive,
+    and engines: those of a configured gateway, and any that are named.
 
     Each finding says what, where, and what to do; the worst come first. Exit code 0: no error among them
-    (there may be warnings), 1: an error, 2: the configuration is wrong, 3: Kafka or ClickHouse is away. It
-    changes nothing; into the input topics it writes an empty record that everybody ignores, to see the
-    broker's clock.
+    (there may be warnings), 1: an error, 2: the configuration is wrong, 3: Kafka, ClickHouse or an engine is
+    away. It changes nothing; into the input topics it writes an empty record that everybody ignores, to see
+    the broker's clock.
 
     Example: klaxon doctor --config klaxon.yaml --json
     """
-    found = by_severity(_look(path, look_s))
+    found = by_severity(_look(path, look_s, engines))
     code = exit_code(found)
     if as_json:
         click.echo(msgspec.json.encode({"ok": code is Exit.OK, "findings": found}).decode())
@@ -57,7 +64,7 @@ def doctor(path: str | None, as_json: bool, look_s: float) -> int:
     return code
 
 
-def _look(path: str | None, look_s: float) -> list[Finding]:
+def _look(path: str | None, look_s: float, engines: tuple[str, ...]) -> list[Finding]:
     try:
         config = load_config(path, os.environ)
     except ConfigError as error:
@@ -70,8 +77,10 @@ def _look(path: str | None, look_s: float) -> list[Finding]:
             remedy=remedy or "correct it there",
         )
         return [wrong]
-    found = [*configuration_findings(config), *security_findings(config, now_us()), *archive_findings(config)]
-    return [*found, *asyncio.run(_kafka(config, look_s))]
+    found = [*configuration_findings(config), *installation_findings()]
+    found += [*security_findings(config, now_us()), *archive_findings(config)]
+    found += asyncio.run(_kafka(config, look_s))
+    return [*found, *engine_findings(engines), *pool_findings(config.gateway)]
 
 
 async def _kafka(config: Config, look_s: float) -> list[Finding]:
@@ -79,6 +88,7 @@ async def _kafka(config: Config, look_s: float) -> list[Finding]:
     try:
         found += await broker_findings(config.kafka)
         if not any(one.code in NEEDED for one in found):
+            found += await right_findings(config)
             found += await worker_findings(config, look_s)
     except CommandError as error:  # a trust file that cannot be read: its own finding says so
         found.append(not_checked(f"Kafka at {config.kafka.bootstrap}", f"the workers: {error}"))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pipeline.cli.doctor.findings import Finding
 from pipeline.config import Config
+from pipeline.core.divergence import KERNEL
 from pipeline.policy_file import PolicyError, read_policy_file
 
 
@@ -24,6 +25,20 @@ def configuration_findings(config: Config) -> Iterator[Finding]:
             where="kafka.transactions",
             what="decisions are not one transaction: one gate process, and no promise after a crash",
             remedy="for more than a demo: Apache Kafka, and kafka.transactions: true",
+        )
+
+
+def installation_findings(kernel: str = KERNEL) -> Iterator[Finding]:
+    """Of what is installed here; `kernel`: what scores pairs."""
+    if kernel == "numpy":
+        yield Finding(
+            severity="note",
+            code="no_kernel",
+            where="this installation",
+            what="pairs are scored by numpy, at a third of the speed, as no kernel of this version was"
+            " compiled; gates that have it count nothing of what is made so",
+            remedy="install a C compiler and Python's header files, then Klaxon again (make setup);"
+            " the image has the kernel",
         )
 
 

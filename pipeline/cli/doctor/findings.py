@@ -15,7 +15,7 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
 """`error`: something does not work, or will not. `warning`: it works, and somebody should look. `note`: as it
 was meant, and worth knowing."""
 
-UNREACHABLE: Final = ("kafka_unreachable", "clickhouse_unreachable")
+UNREACHABLE: Final = ("kafka_unreachable", "clickhouse_unreachable", "engine_unreachable")
 """Codes of findings about a service that is away: exit code 3."""
 
 

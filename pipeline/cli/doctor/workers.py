@@ -17,6 +17,7 @@ from pipeline.cli.gate_link import believed_directives, tail
 from pipeline.cli.standing import Standing, obstacles_of, silent_after_us, standings
 from pipeline.cli.status import SourceStanding, read_sources
 from pipeline.config import Config, KafkaConfig
+from pipeline.core.gate.answer import SAME_SETTINGS
 from pipeline.core.gate.state import PartitionMemory, StateError, decode_state
 from pipeline.policy_file import PolicyError
 from pipeline.store.lag import Lag, lag_of, risk_line
@@ -129,7 +130,7 @@ def source_findings(
             code="other_settings" if "other content settings" in one.problem else "source_silent",
             where=one.source,
             what=one.problem + (", and it falls further behind" if falling else ""),
-            remedy="give all workers the same `content` section"
+            remedy=SAME_SETTINGS
             if "other content settings" in one.problem
             else f"see the log of `klaxon worker {one.worker}`",
         )
@@ -170,7 +171,8 @@ def settings_findings(states: Iterable[Record], ours: str, now_us: int, silent_u
             code="gates_differ",
             where="group klaxon-gate",
             what=f"gates with different settings share the gating partitions ({told})",
-            remedy="give all gates the same `content`, `gate` and `policy` sections, and restart them",
+            remedy="give all gates the same `content`, `gate` and `policy` sections, install all with the"
+            " scoring kernel or all without, and restart them",
         )
     elif hashes and ours not in hashes.values():
         yield Finding(
