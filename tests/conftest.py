@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -17,6 +19,53 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # A slow machine is no defect: examples have no deadline.
 hypothesis.settings.register_profile("klaxon", deadline=None)
 hypothesis.settings.load_profile("klaxon")
+
+
+LONGEST_FIRST = tuple(
+    REPOSITORY / "tests" / each
+    for each in (
+        "system/test_kills.py",
+        "demo/test_command.py",
+        "system/test_gateway_engines.py",
+        "core/test_content_against_oracle.py",
+        "workers/test_gate_process.py",
+        "system/test_seeds.py",
+        "faults/test_faults.py",
+        "faults/test_brokers.py",
+        "system/test_known_bad.py",
+        "faults/test_clickhouse.py",
+        "workers/test_sequential.py",
+    )
+)
+"""Files of a minute and more, in this order: begun last, one would run on when all other tests are done."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where files are handed out to processes, the longest come first."""
+    if hasattr(config, "workerinput"):
+        rank = {path: number for number, path in enumerate(LONGEST_FIRST)}
+        items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays; what a test makes is young when it ends, and that alone is looked at then."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 100, 10)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def what_a_file_leaves_open_fails_it() -> Iterator[None]:
+    """As below, for what the fixtures of a file left, and what grew old in a long test."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def what_a_test_leaves_open_fails_it() -> Iterator[None]:
+    """A socket, producer or task left open says so when it is collected: here or in the very next test."""
+    yield
+    gc.collect(1)
 
 
 def required_or_skip(reason: str) -> None:

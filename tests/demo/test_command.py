@@ -22,7 +22,7 @@ from pipeline.cli.exits import CommandError, Exit
 
 STATED_STOP_S = 10
 """docs/operate.md"""
-LEEWAY_S = 10
+LEEWAY_S = 60
 """For a busy machine."""
 KLAXON = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
 
@@ -163,7 +163,7 @@ def read_until(process: subprocess.Popen[str], start: str) -> list[str]:
 
 
 def nothing_runs(children: list[psutil.Process], keep: Path) -> None:
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
     mine = [p for p in psutil.process_iter(["cmdline"]) if str(keep) in " ".join(p.info["cmdline"] or ())]
     assert mine == []

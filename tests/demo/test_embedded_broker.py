@@ -56,7 +56,7 @@ async def test_records_keep_partition_order_headers_key_and_time(bootstrap: str)
         consumer.assign(partitions)
         assert await consumer.end_offsets(partitions) == dict.fromkeys(partitions, 10)
         seen: dict[int, list[tuple[bytes, bytes, int]]] = {0: [], 1: [], 2: []}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while sum(map(len, seen.values())) < 30:
                 for records in (await consumer.getmany(timeout_ms=500)).values():
                     for record in records:
@@ -92,7 +92,7 @@ async def test_a_group_goes_on_where_it_committed(bootstrap: str) -> None:
         await consumer.start()
         try:
             values = []
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 for _ in range(count):
                     record = await consumer.getone()
                     values.append(record.value)

@@ -104,7 +104,7 @@ async def test_every_command_line_does_what_it_says(
                         "notify", kafka, log_folder, environment=environment, command=command
                     ) as one:
                         await one.until_log("ready: gap, trip")
-                        assert await one.stop() == 0
+                        assert await one.stop() == 0, one.log
                     continue
                 arguments = shlex.split(line)[1:]
                 done = await asyncio.to_thread(CliRunner().invoke, cli, arguments, standalone_mode=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import shutil
 import signal
 import sys
@@ -20,7 +21,7 @@ from rich.console import Console
 
 from tests.faults.report import WIDTH, Report
 from tests.faults.rounds import Plan, Round, archive_server, play
-from tests.faults.schedule import PER_WORKER, WORKERS, Worker, schedule
+from tests.faults.schedule import ACTIONS, PER_WORKER, POINTS, WORKERS, Worker, schedule
 from tests.kafka.broker import apache_kafka
 from tests.system.known_bad import DEFECTS
 
@@ -30,9 +31,9 @@ NEEDS = ("java", "mvn")
 
 def main() -> int:
     """Play the rounds; returns the exit code."""
+    arguments = _arguments()
     # As Ctrl-C: whoever ends the suite ends the broker and the workers, too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    arguments = _arguments()
     missing = [program for program in NEEDS if shutil.which(program) is None]
     if missing:
         print(f"{missing[0]} is not installed: Apache Kafka needs Java 17 and Maven 3.8", file=sys.stderr)
@@ -45,8 +46,8 @@ def main() -> int:
 
 
 def _plans(arguments: argparse.Namespace) -> list[Plan]:
-    only = {word for text in arguments.only for word in text.split(",")}
-    defects = dict(cast("tuple[Worker, str]", text.split("=")) for text in arguments.defect)
+    only = set(itertools.chain(*arguments.only))
+    defects = dict(arguments.defect)
     plans = []
     for number in range(arguments.first_round, arguments.first_round + arguments.rounds):
         faults = schedule(arguments.seed, number, arguments.per_worker)
@@ -82,6 +83,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         action="append",
+        type=_words,
         default=[],
         metavar="WORD,…",
         help=f"of the scheduled faults only those of these workers ({', '.join(WORKERS)}), actions or points",
@@ -89,12 +91,29 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--defect",
         action="append",
+        type=_defect,
         default=[],
         metavar="WORKER=DEFECT",
         help=f"a worker with a known defect, which must be found: {', '.join(DEFECTS)}",
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep all logs there")
     return parser.parse_args()
+
+
+def _words(text: str) -> list[str]:
+    """What `--only` says; a word that nothing goes by would play no fault, and pass."""
+    known = {*WORKERS, *ACTIONS, *(point.name for points in POINTS.values() for point in points)}
+    for word in (words := text.split(",")):
+        if word not in known:
+            raise argparse.ArgumentTypeError(f"{word!r} is no worker, action or point")
+    return words
+
+
+def _defect(text: str) -> tuple[Worker, str]:
+    worker, _, defect = text.partition("=")
+    if worker not in WORKERS or defect not in DEFECTS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not WORKER=DEFECT")
+    return cast("Worker", worker), defect
 
 
 if __name__ == "__main__":

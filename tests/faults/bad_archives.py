@@ -19,7 +19,7 @@ def believes_every_answer() -> None:
     def says_all_written(_answer: object, _rows: int) -> bool:
         return True
 
-    client._says_all_written = says_all_written
+    client.says_all_written = says_all_written
 
 
 def retries_without_token_or_counting() -> None:

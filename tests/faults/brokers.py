@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from pipeline.workers import topics
+from pipeline.workers.broker import started
 from schemas.topics import Topic
 from tests.faults import catch_up, failover
 from tests.faults.cluster import SESSION_S, Cluster, Member, cluster, no_clocks
@@ -52,6 +53,8 @@ KINDS: Final = ("measure", "pair", "gate", "archive")
 ALONE: Final = (Topic.LOGITS.value, 1)
 """The partition without replicas, where there is one."""
 SEED: Final = 20260717
+NAMES: Final = ("kill", "leaderless", "stall", "clock", "acks", "failover", "catch-up")
+"""What can be played; see `run`."""
 CLOCK_STEP_S: Final = 8
 """More than lateness and what events may be ahead of their record (5 s): some become late."""
 
@@ -87,14 +90,18 @@ class Scene:
         began_s = time.monotonic()
         playing = asyncio.create_task(self.on.play(traffic))
         said = self.on.follower.decisions
-        await self.on.follower.until(
-            lambda: any(each["kind"] == "trip" for each in said[traffic.rollout]),
-            f"a trip of {traffic.rollout}",
-        )
-        self.figures.append(
-            f"a bad canary afterwards trips {time.monotonic() - began_s:.1f} s after its start"
-        )
-        await playing
+        try:
+            await self.on.follower.until(
+                lambda: any(each["kind"] == "trip" for each in said[traffic.rollout]),
+                f"a trip of {traffic.rollout}",
+            )
+            self.figures.append(
+                f"a bad canary afterwards trips {time.monotonic() - began_s:.1f} s after its start"
+            )
+            await playing
+        finally:
+            playing.cancel()
+            await asyncio.wait([playing])
 
 
 Fault = Callable[[Scene], Awaitable[None]]
@@ -217,6 +224,12 @@ def clock_steps_back(seconds: float) -> Fault:
     async def suffer(made: Scene) -> None:
         member = await made.cluster.leader((Topic.LOGITS.value, 0))
         assert member.clock is not None, "the leader runs by the machine's clock"
+        heard = {
+            place: len(records)
+            for place, records in made.on.follower.records.items()
+            if place[0] == Topic.BUCKETS
+        }
+        held = _assignments(made.workers)
         stepped_us, stepped_s = now_us(), time.monotonic()
         member.set_clock(-CLOCK_STEP_S)
         await asyncio.sleep(seconds)
@@ -232,8 +245,8 @@ def clock_steps_back(seconds: float) -> Fault:
         assert found is not None
         falls_s, late = found
         made.fired += 1
-        if not any(each.ends for each in made.workers):  # a successor says again what was said before it
-            made.findings += _log_time_moves_on(made.on)
+        if _assignments(made.workers) == held:  # who takes a partition says again what was said before
+            made.findings += _log_time_moves_on(made.on, heard)
         pauses = made.closings.pauses(stepped_s)
         made.figures.append(
             f"clock of broker {member.number}, leader of logits/0, back by {CLOCK_STEP_S} s for {seconds:g} "
@@ -255,11 +268,21 @@ def _falls_s(on: Stack) -> list[float]:
     ]
 
 
-def _log_time_moves_on(on: Stack) -> list[Finding]:
-    """Every statement of a source about closed seconds reaches at least as far as those before it."""
+def _assignments(workers: Sequence[Supervised]) -> list[tuple[int, int]]:
+    """How often each was started again, and was assigned its partitions since."""
+    return [
+        (len(each.ends), 0 if each.worker is None else each.worker.log.count(f"{each.kind}: assigned"))
+        for each in workers
+    ]
+
+
+def _log_time_moves_on(on: Stack, heard: Mapping[tuple[str, int], int]) -> list[Finding]:
+    """Every statement of a source about closed seconds, but for the first so many of each partition of the
+    log, reaches at least as far as those before it."""
     found: list[Finding] = []
     reached: dict[tuple[str, int, int], int] = {}
-    for record in on.follower.of(Topic.BUCKETS):
+    later = [record for place, count in heard.items() for record in on.follower.records[place][count:]]
+    for record in later:
         final = decode_final(record.value)
         source = (final.topic, final.partition, final.gating_partition)
         if final.closed_through < reached.get(source, -1):
@@ -342,22 +365,19 @@ async def acks_of_the_leader_alone(of: Cluster) -> Row:
         patient, hasty = (
             AIOKafkaProducer(bootstrap_servers=of.broker.bootstrap, acks=acks) for acks in ("all", 1)
         )
-        for client in (patient, hasty):
-            await client.start()
         ledger = Ledger(hasty)
-        try:
-            await patient.send_and_wait(place[0], b"on all", partition=place[1])
-            await hasty.partitions_for(place[0])  # it knows the leader, and asks no frozen member for it
-            for member in followers:
-                member.freeze()
-            for _ in range(20):
-                await ledger.send_and_wait(place[0], b"on the leader", partition=place[1])
-            await asyncio.to_thread(leader.kill)
-        finally:
-            for member in followers:
-                member.thaw()
-            for client in (patient, hasty):
-                await client.stop()
+        async with started(patient), started(hasty):
+            try:
+                await patient.send_and_wait(place[0], b"on all", partition=place[1])
+                await hasty.partitions_for(place[0])  # it knows the leader, and asks no frozen member for it
+                for member in followers:
+                    member.freeze()
+                for _ in range(20):
+                    await ledger.send_and_wait(place[0], b"on the leader", partition=place[1])
+                await asyncio.to_thread(leader.kill)
+            finally:
+                for member in followers:
+                    member.thaw()
 
         async def led_by_another() -> bool:
             return await of.leader(place) is not leader
@@ -370,8 +390,8 @@ async def acks_of_the_leader_alone(of: Cluster) -> Row:
     return Row("control: acks=1", 1, 1, figures, found)
 
 
-async def run(seed: int, folder: Path, long: bool, only: frozenset[str] = frozenset()) -> list[Row]:
-    """Every kind of fault, `long` or as in CI; each row is printed as it comes."""
+async def run(seed: int, folder: Path, long: bool, only: frozenset[str]) -> list[Row]:
+    """These kinds of fault, `long` or as in CI; each row is printed as it comes."""
     rows: list[Row] = []
     with cluster(folder / "cluster", clocks=not no_clocks()) as of:
         first = of.member(1)
@@ -404,11 +424,12 @@ async def run(seed: int, folder: Path, long: bool, only: frozenset[str] = frozen
             ),
             "catch-up": lambda: catch_up.row(folder / "catch-up", long),
         }
-        if missing := no_clocks():
+        assert tuple(plays) == NAMES
+        if "clock" in only and (missing := no_clocks()):
             print(f"clock steps back: left out: {missing}", flush=True)
             del plays["clock"]
         for name, play in plays.items():
-            if only and name not in only:
+            if name not in only:
                 continue
             began_s = time.monotonic()
             (folder / name).mkdir(exist_ok=True)
@@ -426,25 +447,32 @@ async def _played(name: str, play: Callable[[], Awaitable[Row]]) -> Row:
         return Row(name, 1, 0, "not played to its end", (Finding("wrong", where[-2000:]),))
 
 
+def _names(text: str) -> tuple[str, ...]:
+    """What `--only` says; a name that is none would play nothing, and pass."""
+    names = tuple(text.split(","))
+    if unknown := sorted(set(names) - set(NAMES)):
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(NAMES)}")
+    return names
+
+
 def main() -> int:
     """Play them; returns the exit code."""
-    # As Ctrl-C: whoever ends this ends the workers, too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(prog="python -m tests.faults.brokers", description=__doc__)
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--only", default="", metavar="NAME,…", help="kill, leaderless, stall, failover, …")
+    parser.add_argument("--only", type=_names, default=NAMES, metavar="NAME,…", help=", ".join(NAMES))
     parser.add_argument("--short", action="store_true", help="as in CI")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep all logs there")
     arguments = parser.parse_args()
+    # As Ctrl-C: whoever ends this ends the workers, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # brokers are away all the time
     folder: Path = arguments.keep or Path(tempfile.mkdtemp(prefix="klaxon-brokers-"))
-    only = frozenset(filter(None, arguments.only.split(",")))
     try:
-        rows = asyncio.run(run(arguments.seed, folder, not arguments.short, only))
+        rows = asyncio.run(run(arguments.seed, folder, not arguments.short, frozenset(arguments.only)))
     finally:
         if arguments.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    return 0 if all(row.passed for row in rows) else 1
+    return 0 if rows and all(row.passed for row in rows) else 1
 
 
 if __name__ == "__main__":

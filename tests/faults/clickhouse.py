@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -55,7 +56,8 @@ SETTINGS: Final = {
 POINTS: Final = ("before_insert", "inside_insert", "after_insert_before_commit", "after_insert_commit")
 BEFALLEN: Final = 4
 """Inserts that a fault befalls: the driver's own second attempt among them, in both partitions."""
-HOUR_OF_EVENTS: Final = 200 * 3_600
+HOUR_S: Final = 3_600
+EVENTS_PER_S: Final = 200
 
 
 class Server:
@@ -174,18 +176,26 @@ class Archiving:
         for sent in waiting:
             self._note(await sent, events)
 
-    async def flood(self, records: int, events: int) -> None:
-        """As `send`, columnar, and quick: the same few batches over and over."""
-        values = []
+    async def flood(self, records: int, events: int, seconds: int) -> None:
+        """As `send`, columnar, and quick: the same few batches over and over, their event time running on
+        from so many seconds ago until now."""
+        begin_us, batches = now_us() - seconds * SECOND, []
         for _ in range(20):
-            batch = [request(now_us(), signature=f"{self.rng.getrandbits(128):032x}") for _ in range(events)]
-            columns = decode_requests(msgspec.json.encode(batch), JSON).columns
-            values.append(encode_requests(columns, BatchHeader("flood", 0, {})))
-        for first in range(0, records, 500):
-            sent = [
-                await self._send(number % PARTITIONS, values[number % len(values)], COLUMNS)
-                for number in range(first, min(first + 500, records))
+            batch = [
+                request(
+                    begin_us + position * seconds * SECOND // (records * events),
+                    signature=f"{self.rng.getrandbits(128):032x}",
+                )
+                for position in range(events)
             ]
+            batches.append(decode_requests(msgspec.json.encode(batch), JSON).columns)
+        for first in range(0, records, 500):
+            sent = []
+            for number in range(first, min(first + 500, records)):
+                columns = batches[number % len(batches)]
+                later = replace(columns, ts_us=columns.ts_us + number * seconds * SECOND // records)
+                value = encode_requests(later, BatchHeader("flood", number, {}))
+                sent.append(await self._send(number % PARTITIONS, value, COLUMNS))
             for each in sent:
                 self._note(await each, events)
 
@@ -237,6 +247,16 @@ class Archiving:
     def holds_rows(self) -> bool:
         """Whether any row of ours is stored."""
         return bool(self._stored("inference_log"))
+
+    def spanned_s(self) -> int:
+        """Between the first and the last event that is stored, by their own times."""
+        store = connect(self.server.dsn, "klaxon")
+        try:
+            query = "SELECT dateDiff('second', min(ts_us), max(ts_us)) FROM inference_log"
+            ((seconds,),) = store.rows(f"{query} WHERE part < {PARTITIONS}")
+        finally:
+            store.close()
+        return int(seconds)
 
     def _stored(self, table: str) -> dict[tuple[int, int, int], int]:
         store = connect(self.server.dsn, "klaxon")
@@ -312,7 +332,7 @@ async def broken_answers(
         took_s = time.monotonic() - began_s
         assert worker.log.count("archive: assigned") == 1, f"it lost its partitions:\n{worker.log}"
         assert "Traceback" not in worker.log, worker.log
-        assert await worker.stop() == 0
+        assert await worker.stop() == 0, worker.log
         findings = await on.judged()
         assert not findings, "\n".join(findings)
         assert on.peak_rss_bytes < MOST_RSS_BYTES
@@ -344,7 +364,7 @@ async def killed_meanwhile(
         on.server.set("up")
         async with on.worker() as worker:
             await on.until_committed(worker)
-            assert await worker.stop() == 0
+            assert await worker.stop() == 0, worker.log
         findings = await on.judged(late_inserts=True)
         assert not findings, "\n".join(findings)
         assert deaths == len(modes) * len(POINTS)
@@ -368,7 +388,7 @@ async def killed_behind_a_failure(
             await worker.until_log("archive: ready")
             await on.send(8)  # stored after all else, whatever the group's commit says
             await on.until_committed(worker)
-            assert await worker.stop() == 0
+            assert await worker.stop() == 0, worker.log
         findings = await on.judged(late_inserts=True)
         assert not findings, "\n".join(findings)
         return f"{len(on.expected)} events exactly once"
@@ -410,29 +430,30 @@ def _trips(on: Stack, traffic: Traffic) -> list[int]:
     return [said["inputs"]["now_us"] for said in decisions if said["kind"] == "trip"]
 
 
-async def hour_away(
-    server: Server, broker: Broker, folder: Path, seed: int, events: int = HOUR_OF_EVENTS
-) -> str:
-    """ClickHouse is away while an hour's events come (in compressed time: only their number counts)."""
+async def hour_away(server: Server, broker: Broker, folder: Path, seed: int, seconds: int = HOUR_S) -> str:
+    """ClickHouse is away while an hour's events come: by their own time, produced as fast as it goes."""
+    records = seconds * EVENTS_PER_S // 100
     async with archiving(server, broker, folder, seed) as on, on.worker() as worker:
         await on.send(2)
         await on.until_committed(worker)
         on.server.kill()
-        await on.flood(max(1, events // 100), 100)
+        await on.flood(records, 100, seconds)
         await worker.until_log("cannot be reached")
-        await eventually(lambda: _shows_lag(on, worker, events // 100))
+        await eventually(lambda: _shows_lag(on, worker, records), timeout_s=PATIENCE_S)
         waiting_rss_bytes = on.peak_rss_bytes
         await asyncio.to_thread(on.server.start)
         began_s = time.monotonic()
         await on.until_committed(worker, timeout_s=1_800)
         took_s = time.monotonic() - began_s
         assert worker.log.count("archive: assigned") == 1, "it lost its partitions"
-        assert await worker.stop() == 0
+        assert await worker.stop() == 0, worker.log
         findings = await on.judged()
         assert not findings, "\n".join(findings)
         assert on.peak_rss_bytes < MOST_RSS_BYTES, on.peak_rss_bytes
+        spanned_s = await asyncio.to_thread(on.spanned_s)
+        assert seconds - 1 <= spanned_s, f"stored events span {spanned_s} s, {seconds} s were sent"
         return (
-            f"{len(on.expected)} events exactly once, caught up in {took_s:.1f} s "
+            f"{len(on.expected)} events of {spanned_s} s exactly once, caught up in {took_s:.1f} s "
             f"({len(on.expected) / took_s:.0f} events/s); at most {waiting_rss_bytes >> 20} MiB while it "
             f"waited, {on.peak_rss_bytes >> 20} MiB in all"
         )
@@ -471,7 +492,7 @@ async def retention_alert(
             on.server.set("up")
             await on.until_committed(worker)
             await eventually(lambda: _at_ease(worker))
-            assert await worker.stop() == 0
+            assert await worker.stop() == 0, worker.log
         findings = await on.judged()
         assert not findings, "\n".join(findings)
         return f"said after {after_s:.0f} s of {retention_s} s: {line.partition('WARNING ')[2]}"
@@ -519,7 +540,7 @@ async def full_disk(_server: Server, broker: Broker, folder: Path, seed: int) ->
                     await asyncio.to_thread(server.start)
                 await on.until_committed(worker)
                 assert worker.log.count("archive: assigned") == 1, "it lost its partitions"
-                assert await worker.stop() == 0
+                assert await worker.stop() == 0, worker.log
                 findings = await on.judged()
             assert not findings, "\n".join(findings)
             return f"{len(on.expected)} events exactly once; said: {line.partition('WARNING ')[2][:200]}"
@@ -551,12 +572,14 @@ async def _all(names: Sequence[str], broker: Broker, folder: Path, seed: int) ->
     server = Server(folder / "clickhouse")
     try:
         for name in names:
+            began_s = time.monotonic()
+            (folder / name).mkdir()
             try:
                 found = await SCENARIOS[name](server, broker, folder / name, seed)
-                print(f"{name}: {found} (seed {seed})", flush=True)
-            except AssertionError as error:
+            except Exception as error:  # whatever it is: the others are played all the same
                 failed += 1
-                print(f"{name}: FAILED (seed {seed}): {error}", flush=True)
+                found = f"FAILED: {''.join(traceback.format_exception(error)[-3:])[-3000:]}"
+            print(f"{name}: {found} ({time.monotonic() - began_s:.0f} s, seed {seed})", flush=True)
     finally:
         server.kill()
     return failed

@@ -100,6 +100,7 @@ class Crew:
                 outcome.back_s = await back
             finally:
                 back.cancel()
+                await asyncio.wait([back])
         except AssertionError as error:
             outcome.why = str(error).splitlines()[0]
             if outcome.fired:
@@ -287,8 +288,9 @@ def was_fenced(worker: Worker) -> bool:
 
 
 def last_line(worker: Worker) -> str:
-    """The last thing it said."""
-    return (worker.log.strip().splitlines() or ["nothing"])[-1]
+    """The last error it told, else the last thing it said: warnings of libraries come after both."""
+    lines = worker.log.strip().splitlines() or ["nothing"]
+    return next((line for line in reversed(lines) if " ERROR klaxon." in line), lines[-1])
 
 
 def assignments(worker: Worker) -> int:

@@ -54,6 +54,7 @@ async def row(of: Cluster, folder: Path, seed: int, kills: int, *, timed: bool) 
             findings.append(Finding("wrong", f"kill {len(took_s)}: {str(error)[:2000]}"))
         finally:
             playing.cancel()
+            await asyncio.wait([playing])
         await on.follower.caught_up()
         findings += judge.one_writer(on.log())
     p99_s = nearest_rank(took_s, 0.99)

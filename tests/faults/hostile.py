@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from pipeline.core.source import WAITING_BYTES
-from pipeline.workers.transport import BUFFERED_RECORDS, FETCH_BYTES, POLLED_RECORDS
+from pipeline.workers.transport import BUFFERED_RUNS, FETCH_BYTES, POLLED_RECORDS, RUN_BYTES
 from schemas import codec
 from schemas.columns import BatchHeader
 from schemas.topics import JSON, MAX_RECORD_BYTES, Topic
@@ -47,8 +47,9 @@ LARGE_T: Final = 8_000
 
 
 def buffers(record_bytes: int) -> int:
-    """Records on their way: Faust's queue, those polled for it, and two fetches of every partition."""
-    return (BUFFERED_RECORDS + POLLED_RECORDS) * record_bytes + 2 * PARTITIONS * FETCH_BYTES
+    """Records on their way: runs in Faust's queue, what is polled for it, two fetches of every partition."""
+    runs = BUFFERED_RUNS * max(RUN_BYTES, record_bytes)
+    return runs + POLLED_RECORDS * record_bytes + 2 * PARTITIONS * FETCH_BYTES
 
 
 @dataclass(frozen=True)

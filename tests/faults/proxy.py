@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Literal
 
+from tests.listening import listening
+
 Mode = Literal["up", "down", "stall"]
 CHUNK_BYTES = 1 << 16
 
@@ -25,7 +27,6 @@ class Proxy:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._open: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
         self.stalled_bytes = 0
         """Bytes that have waited for the end of a stall: proof that it was felt."""
 
@@ -45,25 +46,12 @@ class Proxy:
             writer.close()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client's connection until either side ends it, or `stop`."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            # An OSError: the broker is down, or a side is cut. The other one's connection ends, too.
-            with contextlib.suppress(OSError, asyncio.CancelledError):
-                async with self._opened(writer):
-                    if self._mode != "down":
-                        await self._pass_on(reader, writer)
-        finally:
-            self._tasks.discard(task)
-
-    async def stop(self) -> None:
-        """End every connection, and wait until they are closed."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Serve one client's connection until either side ends it, or this is cancelled."""
+        # An OSError: the broker is down, or a side is cut. The other one's connection ends, too.
+        with contextlib.suppress(OSError):
+            async with self._opened(writer):
+                if self._mode != "down":
+                    await self._pass_on(reader, writer)
 
     @asynccontextmanager
     async def _opened(self, writer: asyncio.StreamWriter) -> AsyncIterator[None]:
@@ -104,9 +92,5 @@ class Proxy:
 async def proxy(listen: int, port: int) -> AsyncIterator[Proxy]:
     """A proxy from `listen` to `port`, both of this machine; at the end every connection is cut."""
     made = Proxy(port)
-    server = await asyncio.start_server(made.connected, "127.0.0.1", listen)
-    try:
+    async with listening(made.connected, listen):
         yield made
-    finally:
-        server.close()
-        await made.stop()

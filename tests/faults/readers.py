@@ -321,13 +321,16 @@ def _states() -> tuple[bytes, ...]:
         "folded": 9, "weights": {"v1": 100.0}, "last_promoted": {"v1": 100.0},
     }  # fmt: skip
     partition = {"type": "partition", "partition": 1, "command_offset": 4, "command_ids": ["a", "b"]}
-    return json.dumps(memory).encode(), json.dumps(partition).encode()
+    rule = {
+        "type": "rule", "v": 1, "rollout": "chat", "rule": "G3-anytime", "generation": 1, "policy_hash": "ab",
+        "evidence_from": 5, "folded": 9, "samples": 3, "scopes": [["all", ""]], "stakes": "AAAA" * 16,
+        "buckets": [2], "scope_samples": [3], "pass_logs": "AAAAAAAAAAAAAAAAAAAAAA==", "pass_pairs": 3,
+        "pass_from": 5,
+    }  # fmt: skip
+    return json.dumps(memory).encode(), json.dumps(partition).encode(), json.dumps(rule).encode()
 
 
 _parsed: Final = lru_cache(parse_policy)
-_START: Final = Command(
-    v=1, command_id="c", rollout=gates.NAME, ts_us=1, command="start", arguments={"spec": gates.SPEC}, by="t"
-)
 
 
 def _gating(kind: type[FinalBuckets] | type[FreshCells]) -> Callable[[bytes], tuple[int, int]]:

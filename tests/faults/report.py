@@ -36,8 +36,8 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Every planned fault fired, and the judge found nothing."""
-        return self.fired == self.planned and not any(round_.findings for round_ in self.rounds)
+        """Faults were planned, every one fired, and the judge found nothing."""
+        return self.fired == self.planned > 0 and not any(round_.findings for round_ in self.rounds)
 
     @property
     def last_line(self) -> str:

@@ -40,22 +40,17 @@ def passed(row: Row) -> None:
     assert row.passed, str(row)
 
 
-async def test_a_broker_with_the_only_replica_of_a_partition_is_killed(of: Cluster, tmp_path: Path) -> None:
-    first = of.member(1)
-    faults = [kill_one(first, 5.0, alone=True)]
-    passed(await broken("killed, without a leader", of, tmp_path, SEED, faults, alone_on(of, first)))
-
-
-@pytest.mark.long
-async def test_all_brokers_stall_then_the_clock_of_a_leader_steps_back(of: Cluster, tmp_path: Path) -> None:
+async def test_a_partition_without_a_leader_then_a_stall_then_a_leaders_clock_that_steps_back(
+    of: Cluster, tmp_path: Path
+) -> None:
     """One after another under the same traffic."""
-    why_no_clock = no_clocks()
-    faults = [stall(12.0)]
-    if not why_no_clock:
+    first = of.member(1)
+    faults = [kill_one(first, 5.0, alone=True), stall(12.0)]
+    if not (why_no_clock := no_clocks()):
         faults.append(clock_steps_back(6.0))
-    passed(await broken("stalled, clock back", of, tmp_path, SEED + 1, faults))
+    passed(await broken("killed, stalled, clock back", of, tmp_path, SEED, faults, alone_on(of, first)))
     if why_no_clock:
-        pytest.skip(f"the stall passed: {why_no_clock}")
+        pytest.skip(f"all but the clock passed: {why_no_clock}")
 
 
 @pytest.mark.long

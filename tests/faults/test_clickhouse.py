@@ -41,7 +41,6 @@ async def test_a_death_around_an_insert_that_is_not_answered(
     print(await clickhouse.killed_meanwhile(server, kafka_session, tmp_path / "on", SEED, modes=("late",)))
 
 
-@pytest.mark.long
 async def test_a_rollout_trips_while_clickhouse_hangs(
     server: clickhouse.Server, kafka_session: Broker, tmp_path: Path
 ) -> None:

@@ -165,7 +165,7 @@ async def test_foreign_records_on_the_control_topic_do_not_outlive_the_gate(
                 if made.refused and max(credulous.weights(CANARY, said_to_credulous), default=0.0) > 0.0:
                     deceives.append(name)
             await eventually(lambda: all_counted(gate))
-            assert await gate.stop() == 0
+            assert await gate.stop() == 0, gate.log
         print("answered after " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in took_s.items()))
         assert max(took_s.values()) <= RENEW_S
         # The known-bad control: what all this asks of a router is not what any router does.
@@ -180,7 +180,7 @@ async def test_foreign_records_on_the_control_topic_do_not_outlive_the_gate(
         async with router_here(kafka, "new") as new:
             async with Worker("gate", kafka, log_folder, environment=environment) as gate:
                 await new.until(at_zero, "tripped, weight 0, once there is a gate")
-                assert await gate.stop() == 0
+                assert await gate.stop() == 0, gate.log
             assert max(new.weights(CANARY)) == 0.0
             assert running.weights(CANARY)[-1] == 0.0
     await break_the_glass(kafka, tmp_path / "router.json")

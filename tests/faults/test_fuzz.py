@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -52,10 +51,6 @@ def _within_no_limits(column: Any, blob: bytes, n: int) -> Any:
 
 def _as_they_are(ids: Any, logprobs: Any, *_: Any) -> Any:
     return ids, logprobs
-
-
-def _all_readable(columns: Any) -> Any:
-    return np.ones(columns.n, dtype=np.bool_)
 
 
 @pytest.mark.parametrize(

@@ -10,21 +10,12 @@ from contextlib import asynccontextmanager
 
 from tests.faults.proxy import Proxy, proxy
 from tests.kafka.waiting import eventually
+from tests.listening import listening
 
 
-@asynccontextmanager
-async def echo() -> AsyncIterator[int]:
-    """A server that sends back what it gets; yields its port."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while chunk := await reader.read(100):
-            writer.write(chunk)
-        writer.close()
-        await writer.wait_closed()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while chunk := await reader.read(100):
+        writer.write(chunk)
 
 
 @asynccontextmanager
@@ -32,7 +23,7 @@ async def through() -> AsyncIterator[tuple[Proxy, int]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    async with echo() as behind, proxy(port, behind) as made:
+    async with listening(echo) as behind, proxy(port, behind) as made:
         yield made, port
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
 
+from tests.faults import __main__ as kills
+from tests.faults import brokers
 from tests.faults.__main__ import ROUNDS
 from tests.faults.crew import Outcome
 from tests.faults.report import ACTIONS, WIDTH, Report
@@ -74,6 +77,31 @@ def test_everything_found_is_counted_and_fails(played: Round) -> None:
     assert not report.passed
     assert report.last_line == "faults fired 16/16 lost 4 doubled 2 false_trips 1 missed_trips 1"
     assert "missed_trip: e" in _shown(report)
+
+
+def test_a_run_without_faults_proves_nothing() -> None:
+    assert not Report([Round(Plan(7, 0, []))]).passed
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (kills.main, ["--only", "pair,nobody"]),
+        (kills.main, ["--only", ""]),
+        (kills.main, ["--defect", "pair"]),
+        (kills.main, ["--defect", "pair=none_such"]),
+        (kills.main, ["--defect", "nobody=read_uncommitted"]),
+        (brokers.main, ["--only", "kill,none_such"]),
+        (brokers.main, ["--only", ""]),
+    ],
+)
+def test_a_name_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, main: Callable[[], int], arguments: list[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["x", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
 
 
 def test_what_is_otherwise_wrong_fails_too(played: Round) -> None:

@@ -61,7 +61,7 @@ class Supervised:
     worker: Worker | None = None
     started: asyncio.Event = field(default_factory=asyncio.Event)
     ends: list[str] = field(default_factory=list)
-    """The last lines of those that ended by themselves."""
+    """Why those ended that ended by themselves: their last error, else their last line."""
 
     async def run(self) -> None:
         """Until it is told to stop."""
@@ -71,7 +71,9 @@ class Supervised:
             self.started.set()
             if await self.worker.until_ended(timeout_s=FOREVER_S) == 0:
                 return
-            self.ends.append((self.worker.log.strip().splitlines() or ["without a word"])[-1])
+            lines = self.worker.log.strip().splitlines() or ["without a word"]
+            # While it leaves its group its client may say more.
+            self.ends.append(next((line for line in reversed(lines) if " ERROR klaxon." in line), lines[-1]))
             await asyncio.sleep(START_AGAIN_S)
 
     async def ready(self) -> None:

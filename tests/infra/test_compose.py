@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
-from pipeline.cli.main import COMMANDS
-from pipeline.config import Config, load_config
+from pipeline.cli.main import COMMANDS, cli
+from pipeline.cli.notify import webhook_of
+from pipeline.config import Config, ConfigError, MonitoringConfig, load_config, load_gateway_config
+from pipeline.core.notification import NotificationError
+from pipeline.monitoring.metrics import ALL
 from tests.conftest import REPOSITORY
 
 COMPOSE = REPOSITORY / "docker-compose.yml"
@@ -71,11 +80,96 @@ def test_all_four_workers_and_a_router_are_there() -> None:
     assert all(command[0] in COMMANDS for command in commands)
 
 
+def asked_for_health() -> dict[str, tuple[list[str], int]]:
+    """Command and port of each service's health check."""
+    found = {}
+    for name, service in ours().items():
+        if check := service.get("healthcheck"):
+            kind, *command = check["test"]
+            assert kind == "CMD", name
+            (port,) = re.findall(r"http://127\.0\.0\.1:(\d+)/healthz", command[-1])
+            found[name] = (command, int(port))
+    return found
+
+
+def test_every_process_that_stays_is_asked_for_its_health() -> None:
+    ports = MonitoringConfig()
+    assert {name: port for name, (_, port) in asked_for_health().items()} == {
+        name: ports.port_of(name) for name in ALL
+    }
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1), (None, 1)])
+def test_a_health_check_fails_where_health_does(status: int | None, code: int) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status or 0)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    (python, *rest), port = asked_for_health()["gate"]
+    assert python == "python"
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        command = [sys.executable, *(word.replace(str(port), str(server.server_port)) for word in rest)]
+        if status is None:
+            server.server_close()
+            assert subprocess.run(command, capture_output=True, check=False).returncode == code
+            return
+        answering = threading.Thread(target=server.handle_request)
+        answering.start()
+        assert subprocess.run(command, capture_output=True, check=False).returncode == code
+        answering.join()
+
+
+def test_the_notifier_starts_only_where_it_is_asked_for() -> None:
+    notify = ours()["notify"]
+    assert notify["profiles"] == ["notify"]
+    with pytest.raises(NotificationError, match="no webhook is configured: set notify"):
+        webhook_of(Config().notify)
+    assert notify["environment"]["KLAXON_NOTIFY_URL"] == "${KLAXON_NOTIFY_URL:-}"
+
+
+def test_a_gateway_starts_only_where_it_is_asked_for_with_its_own_keys(tmp_path: Path) -> None:
+    """With a file that names engines: keys are where `keys create` puts them, and nobody else has them."""
+    making, gateway = ours()["gateway-keys"], ours()["gateway"]
+    assert making["profiles"] == gateway["profiles"] == ["gateway"]
+    assert making["environment"] == gateway["environment"]
+    here = tmp_path / "gateway"
+    variables = {
+        key: str(value).replace("/var/lib/klaxon/gateway", str(here))
+        for key, value in gateway["environment"].items()
+    }
+    pools = [
+        {
+            "arm": "baseline",
+            "kind": "vllm",
+            "model_version": "v1",
+            "engines": [{"node": "n", "url": "http://n"}],
+        }
+    ]
+    mine = yaml.safe_load((REPOSITORY / "infra" / "klaxon.yaml").read_text())
+    variables["KLAXON_CONFIG"] = str(tmp_path / "mine.yaml")
+    mine["gateway"] = {"rollout": "chat", "pools": pools}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine))
+    with pytest.raises(ConfigError, match=r"SIGNATURE_KEY_FILE.*cannot be read"):
+        load_gateway_config(None, variables)
+    made = CliRunner(env=variables).invoke(cli, making["command"])
+    assert made.exit_code == 0, made.output
+    assert load_gateway_config(None, variables).gateway.listen == "0.0.0.0"
+    mounts = {name: service["volumes"] for name, service in ours().items()}
+    own = "gateway-keys:"
+    holders = {name for name, found in mounts.items() if any(one.startswith(own) for one in found)}
+    assert holders == {"gateway-keys", "gateway"}
+    assert "gateway-keys:/var/lib/klaxon/gateway:ro" in mounts["gateway"]
+
+
 def test_only_the_gate_holds_private_keys() -> None:
     mounts = {name: service["volumes"] for name, service in ours().items()}
     holders = {name for name, found in mounts.items() if any(one.startswith("keys:") for one in found)}
     assert holders == {"keys", "gate"}
-    for name in ("gate", "router"):
+    for name in ("gate", "router", "gateway"):
         assert "trust:/var/lib/klaxon/trust:ro" in ours()[name]["volumes"]
         assert ours()[name]["depends_on"]["keys"] == {"condition": "service_completed_successfully"}
 
@@ -118,8 +212,8 @@ def test_the_server_gets_the_accounts_and_hashes_alone() -> None:
 def test_no_password_stands_in_the_file() -> None:
     for name, service in services().items():
         for key, value in service["environment"].items():
-            if key.endswith(("_PASSWORD", "_SHA256")):
-                assert str(value).startswith(f"${{{key}:?") or str(value).startswith("${KLAXON_"), (name, key)
+            if key.endswith(("_PASSWORD", "_SHA256", "_SECRET", "_NOTIFY_URL")):
+                assert str(value).startswith(f"${{{key}:") or str(value).startswith("${KLAXON_"), (name, key)
 
 
 def test_our_containers_may_write_nothing_and_gain_no_rights() -> None:
@@ -130,7 +224,7 @@ def test_our_containers_may_write_nothing_and_gain_no_rights() -> None:
         assert "user" not in service, f"{name}: the image's user is the one"
         assert not service.get("privileged"), name
         writable = [mount for mount in service["volumes"] if not mount.endswith(":ro")]
-        assert not writable or name == "keys", name
+        assert not writable or name in ("keys", "gateway-keys"), name
 
 
 def test_the_configuration_file_states_the_defaults() -> None:

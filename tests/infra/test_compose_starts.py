@@ -63,7 +63,7 @@ class Composed:
     async def done(self, service: str, *command: str) -> str:
         """Run to the end, which must be a good one."""
         async with self.process(service, *command) as process:
-            assert await process.until_ended(timeout_s=90) == 0, process.log
+            assert await process.until_ended(timeout_s=120) == 0, process.log
             return process.log
 
 
@@ -89,7 +89,7 @@ async def test_the_composed_services_start_and_a_directive_reaches_the_router(
         for name in WORKERS:
             await started[name].until_log(f"{name}: ready", timeout_s=120)
         await composed.done("gate", "rollout", "start", str(spec), "--timeout", "90")
-        await started["router"].until_log("m1 99 % · m2 1 %", timeout_s=60)
+        await started["router"].until_log("m1 99 % · m2 1 %", timeout_s=120)
         assert all(process.running for process in started.values())
         codes = await asyncio.gather(*(process.stop(timeout_s=45) for process in started.values()))
         assert codes == [0] * len(codes)

@@ -75,6 +75,13 @@ def test_the_image_installs_the_runtime_lock_and_all_that_the_package_holds() ->
         assert ("COPY", f"{package} {package}") in instructions(text)
 
 
+def test_the_licence_is_the_one_that_the_package_names() -> None:
+    assert 'license = "Apache-2.0"' in (REPOSITORY / "pyproject.toml").read_text()
+    head = (REPOSITORY / "LICENSE").read_text().split()[:6]
+    assert head == ["Apache", "License", "Version", "2.0,", "January", "2004"]
+    assert ("COPY", "pyproject.toml README.md LICENSE ./") in instructions(DOCKERFILE.read_text())
+
+
 def test_the_builder_sees_what_is_copied_and_nothing_else() -> None:
     lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
     first, *rest = [line for line in lines if not line.startswith("#")]

@@ -103,7 +103,7 @@ def position(p: dict[int, float], q: dict[int, float], eta: float) -> dict[str, 
 
 
 def score(baseline: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """{"outcome": scored | definition_mismatch | no_position, …} of two logit events.
+    """{"outcome": scored | definition_mismatch | forced_mismatch | no_position, …} of two logit events.
 
     Scored: the mean of each measure over the compared positions in units of 2⁻³⁰, `positions`, `logits`.
     """
@@ -122,17 +122,20 @@ def _score(baseline_text: str, other_text: str) -> dict[str, Any]:
     kind = baseline.get("kind", "logprobs")
     if baseline["definition"] != other["definition"] or kind != other.get("kind", "logprobs"):
         return {"outcome": "definition_mismatch"}
+    compared = min(len(baseline["tokens"]), len(other["tokens"]))
+    if other["source"] == "forced" and baseline["tokens"][:compared] != other["tokens"][:compared]:
+        return {"outcome": "forced_mismatch"}
     eta = max(eta_of(baseline), eta_of(other))
     found: list[dict[str, float]] = []
     agreed = 0
-    for at in range(min(len(baseline["tokens"]), len(other["tokens"]))):
+    for at in range(compared):
         p = readable_list(baseline["top_ids"][at], baseline["top_logprobs"][at], kind == "logits")
         q = readable_list(other["top_ids"][at], other["top_logprobs"][at], kind == "logits")
         if p is not None and q is not None:
             found.append(position(p, q, eta))
         if baseline["tokens"][at] == other["tokens"][at]:
             agreed += 1
-        elif other["source"] != "forced":
+        else:
             break
     if not found:
         return {"outcome": "no_position"}

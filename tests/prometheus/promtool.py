@@ -27,6 +27,8 @@ class Case:
     firing: int
     """How many alerts of this name fire."""
     interval_s: int = 15
+    operator: str = "count"
+    """`group`: `firing`, 0 or 1, only says whether any fires."""
 
 
 def promtool() -> str:
@@ -45,7 +47,7 @@ def check_alerts(cases: Sequence[Case], folder: Path) -> str:
             "input_series": [{"series": name, "values": values} for name, values in case.series.items()],
             "promql_expr_test": [
                 {
-                    "expr": f'count(ALERTS{{alertname="{case.alert}", alertstate="firing"}})',
+                    "expr": f'{case.operator}(ALERTS{{alertname="{case.alert}", alertstate="firing"}})',
                     "eval_time": f"{case.at_s}s",
                     "exp_samples": [{"labels": "{}", "value": case.firing}] if case.firing else [],
                 }

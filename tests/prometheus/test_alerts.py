@@ -21,6 +21,10 @@ ALERTS: dict[str, dict[str, Any]] = {
 
 REQUESTS = 'klaxon_evidence_age_seconds{topic="klaxon.requests",partition="%d",process="measure"}'
 SIGNING_KEY = 'klaxon_signing_key_valid_seconds{gating_partition="%d",process="gate",instance="a"}'
+USERS = 'klaxon_gateway_requests_total{instance="g",outcome="%s"}'
+MIRRORS = 'klaxon_gateway_mirrors_total{instance="g",outcome="%s"}'
+SECRET_KEY = 'klaxon_gateway_%s_key_valid_seconds{instance="g"}'
+UNPUBLISHED = 'klaxon_gateway_events_dropped_total{instance="g",reason="queue_full"}'
 COUNTED = 'klaxon_counted_total{topic="klaxon.requests",outcome="%s"}'
 
 CASES: dict[str, tuple[Case, ...]] = {
@@ -140,7 +144,10 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "KlaxonRefused": (
         Case("", {'klaxon_refused_total{what="directive",reason="wrong_signature"}': "0x5 1x20"}, 120, 1),
+        Case("", {'klaxon_refused_total{what="directive",reason="replayed"}': "0x5 1x20"}, 120, 1),
+        Case("", {'klaxon_refused_total{what="directive",reason="replayed"}': "4x20"}, 120, 0),
         Case("", {'klaxon_refused_total{what="command",reason="rule"}': "0x5 9x20"}, 120, 0),
+        Case("", {'klaxon_refused_total{what="directive",reason="expired"}': "0x5 9x20"}, 120, 0),
     ),
     "KlaxonRouterWithoutLease": (
         Case("", {"klaxon_router_expired_leases": "1x20"}, 60, 1),
@@ -149,6 +156,58 @@ CASES: dict[str, tuple[Case, ...]] = {
     "KlaxonRouterDeadMan": (
         Case("", {"klaxon_router_dead_man": "1x20"}, 15, 1),
         Case("", {"klaxon_router_dead_man": "0x20"}, 15, 0),
+    ),
+    "KlaxonUsersRefused": (
+        Case("", {USERS % "engine_away": "0+2x40", USERS % "answered": "0+100x40"}, 300, 1),
+        Case("", {USERS % "engine_away": "0+1x40", USERS % "answered": "0+99x40"}, 300, 0),  # 1 %
+        Case("", {USERS % "engine_away": "0+101x40", USERS % "answered": "0+9899x40"}, 300, 1),  # just over
+        Case("", {USERS % "client_gone": "0+50x40", USERS % "answered": "0+100x40"}, 300, 0),
+        Case("", {USERS % "not_found": "0+50x40", USERS % "answered": "0+1x40"}, 300, 0),
+        Case("", {USERS % "no_route": "0+1x40"}, 300, 1),
+    ),
+    "KlaxonEnginesLost": (
+        Case("", {'klaxon_gateway_engines_lost{instance="g"}': "1x20"}, 180, 1),
+        Case("", {'klaxon_gateway_engines_lost{instance="g"}': "1x20"}, 90, 0),  # not for long enough
+        Case("", {'klaxon_gateway_engines_lost{instance="g"}': "0x20"}, 180, 0),
+    ),
+    "KlaxonEnginesDiffer": (
+        Case("", {'klaxon_gateway_engine_differences{instance="g"}': "1x40"}, 330, 1),
+        Case("", {'klaxon_gateway_engine_differences{instance="g"}': "0x40"}, 330, 0),
+    ),
+    "KlaxonWithoutDirective": (
+        Case("", {'klaxon_gateway_routed_total{instance="g",reason="no_directive"}': "0+1x100"}, 900, 1),
+        Case("", {'klaxon_gateway_routed_total{instance="g",reason="no_directive"}': "7x100"}, 900, 0),
+        Case("", {'klaxon_gateway_routed_total{instance="g",reason="weights"}': "0+1x100"}, 900, 0),
+    ),
+    "KlaxonMirrorsDropped": (
+        Case("", {MIRRORS % "queue_full": "0+11x60", MIRRORS % "mirrored": "0+100x60"}, 600, 1),
+        Case("", {MIRRORS % "queue_full": "0+10x60", MIRRORS % "mirrored": "0+100x60"}, 600, 0),
+        Case("", {MIRRORS % "stopped": "0+50x60", MIRRORS % "mirrored": "0+100x60"}, 600, 0),
+        Case(
+            "",
+            {
+                MIRRORS % "queue_full": "0+6x60",
+                MIRRORS % "overdue": "0+5x60",
+                MIRRORS % "mirrored": "0+100x60",
+            },
+            600,
+            1,
+        ),
+    ),
+    "KlaxonCopiesFail": (
+        Case("", {MIRRORS % "failed": "0+11x60", MIRRORS % "answered": "0+89x60"}, 600, 1),
+        Case("", {MIRRORS % "failed": "0+10x60", MIRRORS % "answered": "0+90x60"}, 600, 0),
+        Case("", {MIRRORS % "timed_out": "0+1x60"}, 600, 1),
+    ),
+    "KlaxonEventsDropped": (
+        Case("", {UNPUBLISHED: "0x5 1x20"}, 180, 1),
+        Case("", {UNPUBLISHED: "5x40"}, 180, 0),
+    ),
+    "KlaxonSecretKeyEnds": (
+        Case("", {SECRET_KEY % "text": "1209599x20", SECRET_KEY % "signature": "9e6x20"}, 120, 1),
+        Case("", {SECRET_KEY % "text": "9e6x20", SECRET_KEY % "signature": "1209599x20"}, 120, 1),
+        Case("", {SECRET_KEY % "pseudonym": "0x20"}, 120, 1),
+        Case("", {SECRET_KEY % "text": "1209600x20", SECRET_KEY % "pseudonym": "1209600x20"}, 120, 0),
     ),
     "KlaxonArchiveBehind": (
         Case(
@@ -187,9 +246,29 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case("", {SIGNING_KEY % 0: "0x20"}, 120, 1),
         Case("", {SIGNING_KEY % 0: "1209600x20"}, 120, 0),
     ),
+    "KlaxonNotificationWaits": (
+        Case("", {'klaxon_notification_wait_seconds{instance="a"}': "301x20"}, 90, 1),
+        Case("", {'klaxon_notification_wait_seconds{instance="a"}': "300x20"}, 90, 0),
+    ),
+    "KlaxonNotificationLost": (
+        Case("", {"klaxon_notifications_refused_total": "0x5 1x20"}, 120, 1),
+        Case("", {"klaxon_notifications_given_up_total": "0x5 1x20"}, 120, 1),
+        Case(
+            "",
+            {"klaxon_notifications_refused_total": "3x20", "klaxon_notifications_given_up_total": "3x20"},
+            120,
+            0,
+        ),
+    ),
     "KlaxonMemory": (
         Case("", {"klaxon_resident_bytes": "2147483649x40"}, 330, 1),
         Case("", {"klaxon_resident_bytes": "2147483648x40"}, 330, 0),
+    ),
+    "KlaxonBatchLeftOut": (
+        Case("", {"klaxon_batches_left_out_total": "0x5 1x20"}, 120, 1),
+        Case("", {"klaxon_batches_left_out_total": "_x5 1x20"}, 120, 1),  # before the first scrape
+        Case("", {"klaxon_batches_left_out_total": "1x100"}, 1200, 0),
+        Case("", {"klaxon_batches_left_out_total": "0x20"}, 120, 0),
     ),
     "KlaxonCommitsRefused": (
         Case("", {"klaxon_commits_refused_total": "0+1x60"}, 600, 1),
