@@ -11,11 +11,13 @@ import asyncio
 import io
 import json
 import logging
+import math
 import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -37,6 +39,9 @@ IDLE_S: Final = 5.0
 AGAIN_S: Final = 15.0
 """From one try at a port that is taken to the next."""
 POLL_S: Final = 0.5
+LAST_SCRAPE_S: Final = 20.0
+"""How long a process that ends waits to be scraped once more: Prometheus as we set it up comes every 15 s.
+What is counted just before the end would else be seen by nobody."""
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"
@@ -62,6 +67,8 @@ class Endpoint:
         self._config = config
         self._asked = asked
         self._stopped = threading.Event()
+        self._scraped_s = -math.inf
+        """When what the last whole answer to `/metrics` says was read (`time.monotonic`)."""
 
     def start(self) -> None:
         """Begin to serve; call it from the event loop."""
@@ -75,11 +82,24 @@ class Endpoint:
         """Stop serving, within POLL_S; does not wait."""
         self._stopped.set()
 
+    async def scraped_since(self, since_s: float) -> None:
+        """Return once `/metrics` was answered whole with what was true at `since_s` (`time.monotonic`) or
+        later, after LAST_SCRAPE_S at most; at once where nobody scraped in the LAST_SCRAPE_S before."""
+        if self._scraped_s < since_s - LAST_SCRAPE_S:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SCRAPE_S):
+                while self._scraped_s < since_s:  # noqa: ASYNC110 (told by another thread)
+                    await asyncio.sleep(0.05)
+
+    def _scraped(self, read_s: float) -> None:
+        self._scraped_s = max(self._scraped_s, read_s)
+
     def _serve(self, loop: asyncio.AbstractEventLoop, port: int) -> None:
         host, process, said = self._config.host, Plain(self._asked.process), False
         while not self._stopped.is_set():
             try:
-                server = _Server(host, port, self._asked, loop)
+                server = _Server(host, port, self._asked, loop, self._scraped)
             except OSError as error:
                 if not said:
                     said = True
@@ -121,9 +141,17 @@ class _Server(ThreadingHTTPServer):
     timeout = POLL_S
     request_queue_size = 4 * MOST_CONNECTIONS
 
-    def __init__(self, host: str, port: int, asked: Asked, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        asked: Asked,
+        loop: asyncio.AbstractEventLoop,
+        scraped: Callable[[float], None],
+    ) -> None:
         self.asked = asked
         self.loop = loop
+        self.scraped = scraped
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self.address_family = family
@@ -184,9 +212,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _metrics(self) -> None:
         asked = self.server.asked
+        read_s = time.monotonic()
         snapshot = _in_loop(self.server.loop, asked.snapshot)
         text = exposition(asked.process, snapshot, time.time_ns() // 1000)
         self._say(HTTPStatus.OK, CONTENT_TYPE, text)
+        self.wfile.flush()
+        self.server.scraped(read_s)
 
     def _healthz(self) -> None:
         silent_s = time.monotonic() - self.server.asked.beat_s()

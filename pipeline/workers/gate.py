@@ -18,6 +18,7 @@ from pipeline.workers.content import content_settings
 from pipeline.workers.gate_counts import GateCounts, seat_gauges
 from pipeline.workers.gate_seat import Parts, Seat
 from pipeline.workers.gate_signatures import GateSignatures
+from pipeline.workers.gate_writer import FencedError
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.runner import WorkerSpec
 from pipeline.workers.transport import Link
@@ -186,4 +187,11 @@ def gate(config: Config) -> WorkerSpec:
         sources = {topic.value: counts[topic] for topic in SOURCES}
         return GateWorker(link, config, told, sources, signatures)
 
-    return WorkerSpec("gate", reads=READS, needs=(*WRITES, *SOURCES), make=make, new_groups_start_at_end=True)
+    return WorkerSpec(
+        "gate",
+        reads=READS,
+        needs=(*WRITES, *SOURCES),
+        make=make,
+        new_groups_start_at_end=True,
+        ends_scraped_after=(FencedError,),
+    )

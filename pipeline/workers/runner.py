@@ -26,7 +26,7 @@ from pipeline.workers.faults import fault
 from pipeline.workers.memory import keep_freed_memory
 from pipeline.workers.records import Partition, Record
 from pipeline.workers.rights import denied, wait_for_topics
-from pipeline.workers.stopping import on_stop
+from pipeline.workers.stopping import on_stop, unless
 from pipeline.workers.transport import KlaxonApp, Link
 from pipeline.workers.watchdog import EXIT_CODE, Watchdog, end_process
 from schemas.header_names import batches_left_out
@@ -104,6 +104,8 @@ class WorkerSpec:
     new_groups_start_at_end: bool = False
     patient: bool = False
     """Whether half a second of delay is nothing to it: it then reads in few large fetches."""
+    ends_scraped_after: tuple[type[PipelineError], ...] = ()
+    """Errors that a counter tells of: where somebody scrapes it, the process ends after one more scrape."""
 
     @property
     def group(self) -> str:
@@ -127,6 +129,7 @@ class Runner:
         self._reading: Record | None = None
         """The record being read; one that failed stays."""
         self._said_why = asyncio.Event()
+        self._failed_s = 0.0
         self._started_us = time.time_ns() // 1000
         self._beat_s = time.monotonic()
         self._joined = False
@@ -151,6 +154,9 @@ class Runner:
             working.cancel()
             grace_s, code = self._kafka.rebalance_timeout_ms / 1000 + STOP_GRACE_S, EXIT_CODE
         await asyncio.wait([working], timeout=grace_s)
+        error = working.exception() if working.done() and not working.cancelled() else None
+        if isinstance(error, self._spec.ends_scraped_after):
+            await unless(self._told_to_stop, self._endpoint.scraped_since(self._failed_s))
         self._watchdog.stop()
         self._endpoint.stop()
         if not working.done():
@@ -160,7 +166,6 @@ class Runner:
         failed.cancel()
         if working.cancelled():
             return OK
-        error = working.exception()
         self._say_why(error)
         return REFUSED if isinstance(error, RefusedError) else CRASHED
 
@@ -168,6 +173,7 @@ class Runner:
         """Log it, once: the first error is the cause of any that follow."""
         if self._said_why.is_set():
             return
+        self._failed_s = time.monotonic()
         if isinstance(error, PipelineError):
             log.error("%s: %s", self._name, error)
         elif (reason := denied(self._kafka, error)) is not None:
@@ -298,6 +304,8 @@ class Runner:
         return Snapshot({"process": process, **dead_letters, **processor.gauges()}, processor.timings())
 
     def _missing(self) -> tuple[str, ...]:
+        if self._said_why.is_set():
+            return ("it failed, and ends",)
         if self._processor is None:
             return ("Kafka and its topics are waited for",)
         if not self._joined:

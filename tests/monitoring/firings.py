@@ -12,6 +12,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 
@@ -89,7 +90,7 @@ async def moment(addresses: Mapping[str, str]) -> Moment:
     def ask(address: str) -> str | None:
         try:
             answer = get(f"{address}/metrics", timeout_s=3)
-        except OSError:
+        except (OSError, HTTPException):  # gone, or went in the midst of its answer
             return None
         return answer.text if answer.status == 200 else None
 

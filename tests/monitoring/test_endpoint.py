@@ -31,8 +31,15 @@ async def served(
     beat_s: Callable[[], float] = time.monotonic,
     snapshot: Callable[[], Snapshot] = lambda: Snapshot({"process": {"rss_bytes": 1}}),
 ) -> AsyncIterator[str]:
+    async with serving(
+        caplog, Endpoint(FREE, Asked("measure", snapshot, lambda: missing, beat_s))
+    ) as address:
+        yield address
+
+
+@asynccontextmanager
+async def serving(caplog: pytest.LogCaptureFixture, endpoint: Endpoint) -> AsyncIterator[str]:
     caplog.set_level(logging.INFO, "klaxon.monitoring")
-    endpoint = Endpoint(FREE, Asked("measure", snapshot, lambda: missing, beat_s))
     endpoint.start()
     try:
         async with asyncio.timeout(60):
@@ -96,7 +103,7 @@ def test_a_loop_that_has_ended_leaves_no_warning(monkeypatch: pytest.MonkeyPatch
     stopped, closed = asyncio.new_event_loop(), asyncio.new_event_loop()
     closed.close()
     for loop in (stopped, closed):
-        with module._Server("127.0.0.1", 0, scripted, loop) as server:
+        with module._Server("127.0.0.1", 0, scripted, loop, lambda _: None) as server:
             serving = threading.Thread(target=server.handle_request)
             serving.start()
             answer = get(f"http://127.0.0.1:{server.server_port}/readyz")
@@ -105,6 +112,36 @@ def test_a_loop_that_has_ended_leaves_no_warning(monkeypatch: pytest.MonkeyPatch
     stopped.close()
     gc.collect()
     assert asked == []
+
+
+def _scripted() -> Endpoint:
+    counts = Snapshot({"process": {"rss_bytes": 1}})
+    return Endpoint(FREE, Asked("measure", lambda: counts, lambda: (), time.monotonic))
+
+
+async def test_what_was_counted_last_is_scraped_before_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    endpoint = _scripted()
+    async with serving(caplog, endpoint) as address:
+        await ask(f"{address}/metrics")
+        ending = asyncio.create_task(endpoint.scraped_since(time.monotonic()))
+        await ask(f"{address}/healthz")  # no scrape
+        await asyncio.sleep(0.2)
+        assert not ending.done()
+        assert (await ask(f"{address}/metrics")).status == 200
+        await asyncio.wait_for(ending, 60)
+
+
+@pytest.mark.parametrize("scraped_once", [False, True])
+async def test_an_end_does_not_wait_for_who_never_comes(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, scraped_once: bool
+) -> None:
+    """Nobody scraped for long: at once. Somebody did, and has gone since: for a bounded time."""
+    endpoint = _scripted()
+    async with serving(caplog, endpoint) as address:
+        if scraped_once:
+            await ask(f"{address}/metrics")
+        monkeypatch.setattr(module, "LAST_SCRAPE_S", 0.1 if scraped_once else 3600.0)
+        await asyncio.wait_for(endpoint.scraped_since(time.monotonic()), 60)
 
 
 async def test_a_defect_costs_a_scrape_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
