@@ -14,7 +14,6 @@ from aiokafka.errors import TransactionalIdAuthorizationFailed
 from click.testing import CliRunner
 
 from agents.gateway.settings import GatewaySettings, PrivacySettings
-from pipeline.cli.demo.ports import free_port
 from pipeline.cli.doctor import archive as doctor_archive
 from pipeline.cli.doctor import broker as doctor_broker
 from pipeline.cli.doctor import command as doctor_command
@@ -70,8 +69,8 @@ def record(topic: Topic, value: bytes, append_us: int = 0, partition: int = 0) -
     return Record(topic, partition, 0, append_us, 1, {}, b"", value)
 
 
-def nobody_listens_here() -> str:
-    return f"127.0.0.1:{free_port()}"
+NOBODY = "127.0.0.1:1"
+"""On no machine does anybody listen there."""
 
 
 def told(*arguments: str) -> tuple[int, dict[str, Any]]:
@@ -259,10 +258,10 @@ def test_an_address_never_shows_its_password(dsn: str) -> None:
 
 
 def test_nothing_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KLAXON_KAFKA_BOOTSTRAP", nobody_listens_here())
+    monkeypatch.setenv("KLAXON_KAFKA_BOOTSTRAP", NOBODY)
     monkeypatch.setenv("KLAXON_KAFKA_CONNECT_TIMEOUT_S", "1")
-    monkeypatch.setenv("KLAXON_CLICKHOUSE_DSN", f"http://{nobody_listens_here()}")
-    code, said = told("--engine", f"http://{nobody_listens_here()}")
+    monkeypatch.setenv("KLAXON_CLICKHOUSE_DSN", f"http://{NOBODY}")
+    code, said = told("--engine", f"http://{NOBODY}")
     assert code is Exit.UNREACHABLE
     assert not said["ok"]
     found = [(one["severity"], one["code"]) for one in said["findings"]]
@@ -391,7 +390,7 @@ def test_a_trust_file_that_cannot_be_read_ends_no_look(
     monkeypatch.setattr(doctor_command, "broker_findings", nothing_wrong)
     monkeypatch.setattr(doctor_command, "worker_findings", refuses)
     monkeypatch.setenv("KLAXON_SIGNATURES_TRUST_FILE", str(trust))
-    monkeypatch.setenv("KLAXON_CLICKHOUSE_DSN", f"http://{nobody_listens_here()}")
+    monkeypatch.setenv("KLAXON_CLICKHOUSE_DSN", f"http://{NOBODY}")
     code, said = told()
     assert code is Exit.UNREACHABLE, "ClickHouse is away"
     found = {one["code"]: one["what"] for one in said["findings"]}

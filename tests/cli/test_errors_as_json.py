@@ -70,14 +70,14 @@ def test_a_mistake_in_the_configuration_is_one_object(
 
 
 def test_a_service_that_is_away_is_one_object(
-    unused_tcp_port: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KLAXON_KAFKA_BOOTSTRAP", f"127.0.0.1:{unused_tcp_port}")
+    monkeypatch.setenv("KLAXON_KAFKA_BOOTSTRAP", "127.0.0.1:1")
     monkeypatch.setenv("KLAXON_KAFKA_CONNECT_TIMEOUT_S", "1")
     code, out, _ = run(capsys, monkeypatch, "topics", "check", "--json")
     assert code == 3
     assert json.loads(out)["remedy"] == "check kafka.bootstrap"
-    assert f"127.0.0.1:{unused_tcp_port}" in json.loads(out)["error"]
+    assert "127.0.0.1:1" in json.loads(out)["error"]
 
 
 def test_what_comes_after_two_dashes_is_no_option(

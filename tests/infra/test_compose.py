@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -99,28 +100,35 @@ def test_every_process_that_stays_is_asked_for_its_health() -> None:
     }
 
 
-@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1), (None, 1)])
-def test_a_health_check_fails_where_health_does(status: int | None, code: int) -> None:
+def health_check(port: int) -> int:
+    """Exit code of the gate's, asked of this port."""
+    (python, *rest), theirs = asked_for_health()["gate"]
+    assert python == "python"
+    command = [sys.executable, *(word.replace(str(theirs), str(port)) for word in rest)]
+    return subprocess.run(command, capture_output=True, check=False).returncode
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
+def test_a_health_check_fails_where_health_does(status: int, code: int) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(status or 0)
+            self.send_response(status)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
             """Nothing."""
 
-    (python, *rest), port = asked_for_health()["gate"]
-    assert python == "python"
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        command = [sys.executable, *(word.replace(str(port), str(server.server_port)) for word in rest)]
-        if status is None:
-            server.server_close()
-            assert subprocess.run(command, capture_output=True, check=False).returncode == code
-            return
-        answering = threading.Thread(target=server.handle_request)
+        answering = threading.Thread(target=server.handle_request, daemon=True)
         answering.start()
-        assert subprocess.run(command, capture_output=True, check=False).returncode == code
+        assert health_check(server.server_port) == code
         answering.join()
+
+
+def test_a_health_check_fails_where_nobody_listens() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # held, and not listened on
+        assert health_check(nobody.getsockname()[1]) == 1
 
 
 def test_the_notifier_starts_only_where_it_is_asked_for() -> None:
