@@ -138,7 +138,7 @@ async def test_the_endpoint_of_embeddings(capsys: pytest.CaptureFixture[str]) ->
 
     async with FakeEngine("vllm").running() as server, answering(embed) as (_, url, _):
         for address, dimensions in ((url, 384), (AWAY, None)):
-            where = EmbeddingSettings(url=address, model="bge", timeout_s=5)
+            where = EmbeddingSettings(url=address, model="bge", timeout_s=60)
             one = GatewaySettings(rollout="r", pools=(pool(server.url),), embeddings=where)
             code, said = await checked(one, capsys, embedder=HttpEmbedder(where))
             assert said["embedding_dimensions"] == dimensions
