@@ -118,7 +118,12 @@ def _identified(entry: dict[str, Any]) -> bool:
 
 def _value(entry: dict[str, Any]) -> float | None:
     value = entry.get("logprob")
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer that no double holds
+        return None
 
 
 def _measured(entry: dict[str, Any]) -> bool:

@@ -66,7 +66,7 @@ def test_tokens_without_ids_or_bytes_cannot_be_matched() -> None:
     assert lacks_of(mixed) == (NO_TOKENS,)
 
 
-@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), 1e-9, "x", None, True])
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), 1e-9, "x", None, True, -(10**400)])
 def test_values_that_are_no_log_probabilities(logprob: Any) -> None:
     spoiled = answer()
     spoiled["choices"][0]["logprobs"]["content"][0]["top_logprobs"][2]["logprob"] = logprob
@@ -84,16 +84,20 @@ def test_all_unmeasured_is_no_measurement_and_one_is() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(max_size=4),
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=4),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["choices", "logprobs", "content", "top_logprobs", "id"]), inner)
+        | st.dictionaries(
+            st.sampled_from(["choices", "logprobs", "content", "top_logprobs", "logprob", "id"]), inner
+        )
     ),
     max_leaves=12,
 )
+ENTRIES = st.fixed_dictionaries({}, optional={"logprob": JSON, "top_logprobs": st.lists(JSON), "bytes": JSON})
+POSITIONS = st.builds(lambda one: {"choices": [{"logprobs": {"content": [one]}}]}, ENTRIES)
 
 
-@given(JSON)
+@given(JSON | POSITIONS)
 def test_any_answer_is_judged(said: object) -> None:
     assert isinstance(lacks_of(said), tuple)
 
