@@ -16,8 +16,10 @@ IN_CI = os.environ.get("CI") == "true"
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-# A slow machine is no defect: examples have no deadline.
-hypothesis.settings.register_profile("klaxon", deadline=None)
+# A slow machine is no defect: examples have no deadline, nor does drawing them.
+hypothesis.settings.register_profile(
+    "klaxon", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("klaxon")
 
 

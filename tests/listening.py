@@ -26,9 +26,11 @@ async def listening(handler: Handler, port: int = 0) -> AsyncIterator[int]:
         try:
             await handler(reader, writer)
             writer.close()
+            await writer.wait_closed()  # cancelled here, too, where its peer does not read what is left
         except (asyncio.CancelledError, ConnectionError):
-            writer.transport.abort()
+            pass
         finally:
+            writer.transport.abort()
             with suppress(OSError):
                 await writer.wait_closed()
 

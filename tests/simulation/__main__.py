@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -88,8 +89,14 @@ def _simulate(rows: Sequence[Row], setting: Setting, processes: int) -> dict[str
     found: dict[str, list[Outcome]] = {row.name: [] for row in rows}
     tasks = [(row, index, setting) for row in rows for index in range(row.runs)]
     began = time.monotonic()
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork")) as pool:
-        for at, outcome in enumerate(pool.map(_run, tasks, chunksize=2)):
+    with ExitStack() as stack:
+        # One process is this one: whoever else has threads in it, as a test has, is not forked.
+        outcomes = map(_run, tasks)
+        if processes > 1:
+            fork = multiprocessing.get_context("fork")
+            pool = stack.enter_context(ProcessPoolExecutor(processes, mp_context=fork))
+            outcomes = pool.map(_run, tasks, chunksize=2)
+        for at, outcome in enumerate(outcomes):
             if not found[outcome.row]:
                 said = f"{time.monotonic() - began:6.0f} s, {at} of {len(tasks)} runs: {outcome.row}"
                 print(said, file=sys.stderr, flush=True)
