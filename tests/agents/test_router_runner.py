@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def bootstrap() -> Iterator[str]:
-    with embedded_broker() as address:
+    with embedded_broker(start_timeout_s=120.0) as address:
         yield address
 
 
@@ -34,8 +34,8 @@ def directive(rollout: str, epoch: int, canary: float, **changes: object) -> Dir
         generation=1,
         epoch=epoch,
         ts_us=now_us,
-        lease_until_us=now_us + 15_000_000,
-        dead_man_us=60_000_000,
+        lease_until_us=now_us + 3_600_000_000,
+        dead_man_us=7_200_000_000,
         state="observing",
         weights={"v1": 100.0 - canary, "v2": canary},
         last_promoted={"v1": 100.0, "v2": 0.0},
@@ -48,7 +48,8 @@ def directive(rollout: str, epoch: int, canary: float, **changes: object) -> Dir
 async def running(bootstrap: str) -> AsyncIterator[asyncio.Queue[Change]]:
     changes: asyncio.Queue[Change] = asyncio.Queue()
     stop = asyncio.Event()
-    task = asyncio.create_task(Router(RouterSettings(bootstrap, "r1"), changes.put_nowait).run(stop))
+    settings = RouterSettings(bootstrap, "r1", retry_max_s=0.5)
+    task = asyncio.create_task(Router(settings, changes.put_nowait).run(stop))
     try:
         yield changes
     finally:
@@ -99,8 +100,9 @@ async def test_a_router_catches_up_follows_and_says_what_it_applied(
         change = await asyncio.wait_for(changes.get(), 120)
         assert (change.epoch, change.effective.weights["v2"]) == (3, 0.0)
         assert changes.empty()
-
-    applied = await applied_through(bootstrap, 3, times=2)
+        applied = await applied_through(
+            bootstrap, 3, times=2
+        )  # what it has not told when it ends it never will
     assert {one.router for one in applied} == {"r1"}
     assert [one.epoch for one in applied if one.epoch in (1, 3)] == [1, 3, 3]
 

@@ -33,6 +33,7 @@ Fault = Literal[
     "not_http",  # no HTTP at all
     "silent",  # never answers
     "hang",  # never ends after the first token
+    "pause",  # goes on after the first token once it is released
     "slow",  # `slow_s` before the first byte
     "cut",  # breaks off after the third token
     "error_event",  # an error inside the stream after the third token
@@ -174,9 +175,10 @@ class FakeEngine:
             if fault == "huge":
                 part = b": %b\n\n%b" % (b"x" * HUGE_BYTES, part)
             await reply.send(part)
-            if fault == "hang" and number == 2:
+            if fault in ("hang", "pause") and number == 2:
                 await self.released.wait()
-                reply.cut()
+                if fault == "hang":
+                    reply.cut()
             if fault == "cut" and number == 3:
                 reply.cut()
             if fault == "error_event" and number == 3:

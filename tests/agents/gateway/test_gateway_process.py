@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -21,7 +22,7 @@ from tests.agents.gateway.fake_asked import MODEL
 from tests.agents.gateway.fake_engine import FakeEngine
 from tests.conftest import REPOSITORY
 from tests.kafka.processes import KLAXON
-from tests.system.gateway import Pool, free_port, section
+from tests.system.gateway import Pool, section
 
 pytestmark = pytest.mark.slow
 
@@ -36,8 +37,9 @@ class Process:
     """One `klaxon gateway`."""
 
     process: asyncio.subprocess.Process
-    url: str
     log: Path
+    url: str = ""
+    """Once it listens."""
 
     def said(self) -> list[str]:
         """Lines so far."""
@@ -49,13 +51,33 @@ class Process:
                 assert self.process.returncode is None, self.log.read_text()
                 await asyncio.sleep(0.02)
 
+    async def listens(self) -> None:
+        """Its address stands in `url` then: the system chose it, so nobody else can have had it before."""
+        await self.until_said("obeys roll-out")
+        found = re.search(r"listening on (http://\S+)", self.log.read_text())
+        assert found is not None, self.log.read_text()
+        self.url = found[1]
+
+    async def until_refusing(self, client: aiohttp.ClientSession) -> None:
+        """No connection comes about: what it says of it, it says just before."""
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                try:
+                    async with client.get(self.url + "/v1/models") as answer:
+                        await answer.read()
+                except aiohttp.ClientConnectorError:
+                    return
+                except aiohttp.ClientError:
+                    pass  # taken before, and hung up on
+                await asyncio.sleep(0.02)
+
     async def ended(self) -> int:
         """Its exit code."""
         async with asyncio.timeout(WITHIN_S):
             return await self.process.wait()
 
 
-def configuration(folder: Path, engine: str, port: int, more: Mapping[str, Any] | None = None) -> Path:
+def configuration(folder: Path, engine: str, port: int = 0, more: Mapping[str, Any] | None = None) -> Path:
     credential = folder / "credential"
     credential.write_text(CREDENTIAL)
     credential.chmod(0o600)
@@ -68,7 +90,7 @@ def configuration(folder: Path, engine: str, port: int, more: Mapping[str, Any] 
 
 
 @asynccontextmanager
-async def started(path: Path, port: int) -> AsyncIterator[Process]:
+async def started(path: Path) -> AsyncIterator[Process]:
     log = path.with_suffix(".log")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KLAXON_")}
     with log.open("wb") as out:
@@ -77,7 +99,7 @@ async def started(path: Path, port: int) -> AsyncIterator[Process]:
             env={**environment, "KLAXON_MONITORING_GATEWAY_PORT": "0"},
         )  # fmt: skip
     try:
-        yield Process(process, f"http://127.0.0.1:{port}", log)
+        yield Process(process, log)
     finally:
         if process.returncode is None:
             process.kill()
@@ -85,38 +107,39 @@ async def started(path: Path, port: int) -> AsyncIterator[Process]:
 
 
 @asynccontextmanager
-async def streaming(
-    it: Process, client: aiohttp.ClientSession, tokens: int = 6
-) -> AsyncIterator[aiohttp.ClientResponse]:
-    """An answer that has begun."""
+async def streaming(it: Process, client: aiohttp.ClientSession) -> AsyncIterator[aiohttp.ClientResponse]:
+    """An answer that has begun, of which nothing has been read."""
     asked = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "stream": True}
     url = it.url + "/v1/chat/completions"
-    async with client.post(url, json={**asked, "max_tokens": tokens}) as answer:
+    async with client.post(url, json={**asked, "max_tokens": 6}) as answer:
         assert answer.status == 200
-        assert await answer.content.readany()
         yield answer
 
 
 async def test_without_a_broker_users_are_served_and_a_stream_ends_whole_after_sigterm(
     tmp_path: Path,
 ) -> None:
-    port = free_port()
+    engine = FakeEngine("vllm")
     async with (
-        FakeEngine("vllm", token_s=0.2).running() as engine,
+        engine.running() as server,
         aiohttp.ClientSession() as client,
-        started(configuration(tmp_path, engine.url, port), port) as it,
+        started(configuration(tmp_path, server.url)) as it,
     ):
-        await it.until_said("listening on")
+        await it.listens()
+        async with streaming(it, client) as answer:
+            assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+        await it.until_said("not publishing yet")
+        engine.fault = "pause"
         async with streaming(it, client) as answer:
             it.process.send_signal(signal.SIGTERM)
             await it.until_said("no more requests are taken; 1 under way may end")
-            with pytest.raises(aiohttp.ClientConnectorError):
-                await client.get(it.url + "/v1/models")
+            await it.until_refusing(client)
+            engine.released.set()
             assert (await answer.read()).endswith(b"data: [DONE]\n\n")
         assert await it.ended() == 0
     said = "\n".join(it.said())
     for told in (
-        f"INFO klaxon.gateway: listening on http://127.0.0.1:{port}",
+        "INFO klaxon.gateway: listening on http://127.0.0.1:",
         "obeys roll-out chat, as gateway-of-chat",
         "baseline: m1 on 1 engine of kind vllm",
         "mirrors 1 of requests, 10000000 tokens a second at most, free-running",
@@ -131,13 +154,12 @@ async def test_without_a_broker_users_are_served_and_a_stream_ends_whole_after_s
 
 
 async def test_a_second_sigterm_ends_it_at_once(tmp_path: Path) -> None:
-    port = free_port()
     async with (
         FakeEngine("vllm", fault="hang").running() as engine,
         aiohttp.ClientSession() as client,
-        started(configuration(tmp_path, engine.url, port), port) as it,
+        started(configuration(tmp_path, engine.url)) as it,
     ):
-        await it.until_said("listening on")
+        await it.listens()
         async with streaming(it, client):
             it.process.send_signal(signal.SIGTERM)
             await it.until_said("no more requests are taken")
@@ -147,9 +169,9 @@ async def test_a_second_sigterm_ends_it_at_once(tmp_path: Path) -> None:
     assert it.said()[-1] == "klaxon: second SIGTERM; ending the process"
 
 
-async def refused(path: Path, port: int) -> str:
+async def refused(path: Path) -> str:
     """The one line of a gateway that does not begin."""
-    async with started(path, port) as it:
+    async with started(path) as it:
         assert await it.ended() == 2
         lines = [line for line in it.said() if line.startswith("klaxon: ")]
         assert "Traceback" not in it.log.read_text()
@@ -160,13 +182,13 @@ async def refused(path: Path, port: int) -> str:
 async def test_a_port_in_use_is_named_with_the_remedy(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = await refused(configuration(tmp_path, "http://127.0.0.1:9", port), port)
+        line = await refused(configuration(tmp_path, "http://127.0.0.1:9", port))
     assert f"cannot listen on 127.0.0.1:{port}" in line
     assert "set gateway.listen and gateway.port" in line
 
 
 async def test_a_mistake_in_the_configuration_is_named(tmp_path: Path) -> None:
-    line = await refused(configuration(tmp_path, "http://127.0.0.1:9", 0, {"prot": 8080}), 0)
+    line = await refused(configuration(tmp_path, "http://127.0.0.1:9", more={"prot": 8080}))
     assert "klaxon.yaml" in line
     assert "prot" in line
     assert "port" in line

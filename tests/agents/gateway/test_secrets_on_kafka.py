@@ -41,7 +41,7 @@ from tests.kafka.waiting import eventually
 from tests.monitoring.scraping import address_of, scrape
 from tests.monitoring.test_secrets import leaks, secret
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
 def configured(folder: Path, engines: list[Engine], collector: str) -> Path:
