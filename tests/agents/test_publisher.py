@@ -16,6 +16,7 @@ from schemas.columns import BatchHeader
 from schemas.events import FeedbackEvent, LogitEvent, NodeEvent, RequestEvent
 from schemas.topics import COLUMNS, JSON, MAX_RECORD_BYTES, Topic, partition_of
 from tests.agents.fakes import FakeProducer, Sent
+from tests.patience import patient
 
 LONG = 3_600_000_000
 
@@ -70,6 +71,8 @@ def requests_in(sent: Sent) -> Any:
 
 
 async def started(producer: FakeProducer, **changes: Any) -> Publisher:
+    """With a patient clock: what is due, given up or over is so by the test's own waiting."""
+    patient()
     publisher = Publisher(producer, settings(**changes))
     publisher.start()
     return publisher

@@ -10,9 +10,11 @@ import pytest
 
 from agents.publish.kafka import KafkaRecordProducer
 from tests.listening import listening
+from tests.patience import patient
 
 
 async def test_one_that_is_cancelled_while_it_connects_leaves_nothing_open() -> None:
+    patient()
     came = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:

@@ -7,11 +7,13 @@ import asyncio
 import pytest
 
 from schemas.whole import whole
+from tests.patience import patient
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 async def test_what_outlasts_its_time_is_broken_off_however_often_its_caller_is_cancelled(times: int) -> None:
     """A time-out can be the first cancellation, and a stop that comes meanwhile the second."""
+    patient()
     broken_off: list[asyncio.Task[None] | None] = []
 
     async def endless() -> None:

@@ -9,11 +9,15 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from tests.patience import patient
+
 Answer = Callable[[web.Request], Any]
 
 
 @asynccontextmanager
 async def answering(answer: Answer) -> AsyncIterator[tuple[aiohttp.ClientSession, str, list[str]]]:
+    """Its session, address, and the paths asked for so far. The loop's clock is patient from here on."""
+    patient()
     asked: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:

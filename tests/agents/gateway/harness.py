@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
+from agents.gateway import relaying
 from agents.gateway.consent import Consents
 from agents.gateway.embedding import Embedder, NoEmbedder
 from agents.gateway.pseudonyms import Pseudonyms
@@ -28,6 +31,7 @@ from schemas.events import LogitEvent, RequestEvent
 from schemas.signing import Trust
 from schemas.topics import Topic
 from tests.agents.fakes import FakeProducer
+from tests.patience import patient
 
 Answer = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 CHAT = "/v1/chat/completions"
@@ -248,6 +252,24 @@ def keys(credentials: dict[Any, str | None] | None = None) -> Keys:
     )
 
 
+_BY_ITS_CLOCK: list[asyncio.AbstractEventLoop] = []
+"""One a gateway that runs."""
+
+
+@contextmanager
+def _one_clock() -> Iterator[None]:
+    """Durations are measured by the loop's own, patient clock: its timers and they agree."""
+    loop = patient()
+    _BY_ITS_CLOCK.append(loop)
+    relaying.time = SimpleNamespace(monotonic_ns=lambda: round(loop.time() * 1e9))  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        _BY_ITS_CLOCK.pop()
+        if not _BY_ITS_CLOCK:
+            relaying.time = time
+
+
 @asynccontextmanager
 async def running(
     engines: Sequence[Engine],
@@ -263,8 +285,12 @@ async def running(
     with_keys: Keys | None = None,
     **more: Any,
 ) -> AsyncIterator[Running]:
-    """A gateway before these engines, and a client; everything is mirrored unless `mirror` says so."""
+    """A gateway before these engines, and a client; everything is mirrored unless `mirror` says so.
+
+    Everybody is on this loop, and its clock is patient.
+    """
     async with AsyncExitStack() as stack:
+        stack.enter_context(_one_clock())
         for engine in engines:
             await stack.enter_async_context(engine.running())
         settings = GatewaySettings(

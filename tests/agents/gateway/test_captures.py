@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -142,13 +141,14 @@ class User:
 
 
 async def ask(through: Running, capture: Capture) -> User:
-    started_s = time.monotonic()
+    clock = asyncio.get_running_loop().time
+    started_s = clock()
     user = User(0, b"", [])
     async with through.client.post(through.url + capture.path, json=dict(capture.request)) as answer:
         user.status = answer.status
         async for part in answer.content.iter_any():
             user.body += part
-            user.seen.append(((time.monotonic() - started_s) * 1000, len(user.body)))
+            user.seen.append(((clock() - started_s) * 1000, len(user.body)))
     return user
 
 

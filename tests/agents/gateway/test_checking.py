@@ -23,6 +23,7 @@ from tests.agents.gateway.answering import answering, saying
 from tests.agents.gateway.fake_engine import FakeEngine
 from tests.agents.gateway.test_facts import MODELS, VLLM
 from tests.agents.gateway.wire import Asked, Reply
+from tests.patience import patient
 
 AWAY = "http://127.0.0.1:1"
 
@@ -44,6 +45,7 @@ async def check(
 
 async def one(kind: EngineKind, engine: FakeEngine | None = None, **more: Any) -> EngineChecked:
     """A single engine of this kind."""
+    patient()
     async with (engine or FakeEngine(kind)).running() as server:
         (checked,) = (await check(pool(server.url, kind), **more)).engines
     return checked

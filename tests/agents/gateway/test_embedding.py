@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,6 +21,17 @@ from tests.agents.gateway.answering import Answer, answering
 
 def settings(url: str = "http://127.0.0.1:1", **more: Any) -> EmbeddingSettings:
     return EmbeddingSettings(**{"url": url, "model": "bge-small", "trusted": True} | more)
+
+
+@asynccontextmanager
+async def embedder(url: str = "http://127.0.0.1:1", **more: Any) -> AsyncIterator[HttpEmbedder]:
+    """Closed at the end, however a test ends: one that fails costs no other."""
+    authorization = more.pop("authorization", None)
+    one = HttpEmbedder(settings(url, **more), authorization=authorization)
+    try:
+        yield one
+    finally:
+        await one.close()
 
 
 def said(*numbers: object) -> dict[str, Any]:
@@ -60,10 +73,8 @@ async def test_what_is_asked(path: str) -> None:
         seen.append((request.path, request.headers.get("authorization"), await request.json()))
         return web.json_response(said(0.25, -1, 1e-9))
 
-    async with answering(answer) as (_, url, _):
-        one = HttpEmbedder(settings(url + path), authorization="Bearer e")
+    async with answering(answer) as (_, url, _), embedder(url + path, authorization="Bearer e") as one:
         assert await one.embed("The cat sat.\ud800") == (0.25, -1.0, 1e-9)
-        await one.close()
     prefix = "/prefix" if path.startswith("/prefix") else ""
     body = {"model": "bge-small", "input": "The cat sat.\ud800", "encoding_format": "float"}
     assert seen == [(f"{prefix}/v1/embeddings", "Bearer e", body)]
@@ -78,10 +89,8 @@ async def test_long_texts_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((await request.json())["input"])
         return web.json_response(said(1))
 
-    async with answering(answer) as (_, url, _):
-        one = HttpEmbedder(settings(url))
+    async with answering(answer) as (_, url, _), embedder(url) as one:
         await one.embed("é" * 11)
-        await one.close()
     assert seen == ["é" * 10]
 
 
@@ -134,10 +143,8 @@ REFUSED = _raw(json.dumps(said(1)).encode(), status=500)
 
 @pytest.mark.parametrize("answer", [_huge, _raw(b"<html>"), _raw(b"[" * 100_000), _raw(b"\xff"), REFUSED])
 async def test_what_is_no_embedding_fails(answer: Answer) -> None:
-    async with answering(answer) as (_, url, _):
-        one = HttpEmbedder(settings(url))
+    async with answering(answer) as (_, url, _), embedder(url) as one:
         assert await one.embed("text") is None
-        await one.close()
     assert one.gauges() | {"embeddings_failed": 0} == NoEmbedder().gauges()
     assert one.gauges()["embeddings_failed"] == 1
 
@@ -146,13 +153,10 @@ async def test_an_endpoint_that_is_away_or_redirects_fails() -> None:
     async def elsewhere(_: web.Request) -> web.Response:
         raise web.HTTPTemporaryRedirect("http://127.0.0.1:1/")
 
-    one = HttpEmbedder(settings())
-    assert await one.embed("text") is None
-    await one.close()
-    async with answering(elsewhere) as (_, url, asked):
-        other = HttpEmbedder(settings(url))
+    async with embedder() as one:
+        assert await one.embed("text") is None
+    async with answering(elsewhere) as (_, url, asked), embedder(url) as other:
         assert await other.embed("text") is None
-        await other.close()
     assert asked == ["/v1/embeddings"]
     assert one.gauges()["embeddings_failed"] == other.gauges()["embeddings_failed"] == 1
 
@@ -167,8 +171,7 @@ async def test_a_slow_endpoint_costs_the_time_agreed_and_what_does_not_fit_is_le
         await released.wait()
         return web.json_response(said(1))
 
-    async with answering(answer) as (_, url, asked):
-        one = HttpEmbedder(settings(url, concurrency=2, timeout_s=1.5))
+    async with answering(answer) as (_, url, asked), embedder(url, concurrency=2, timeout_s=1.5) as one:
         found = await asyncio.gather(*(one.embed(f"text {at}") for at in range(8)))
         assert found == [None] * 8
         assert len(asked) == 2
@@ -182,5 +185,4 @@ async def test_a_slow_endpoint_costs_the_time_agreed_and_what_does_not_fit_is_le
         }
         released.set()
         assert await one.embed("text") == (1.0,)
-        await one.close()
     assert await one.embed("text") is None, "closed"

@@ -15,6 +15,12 @@ from tests.agents.gateway.harness import Running, running, until
 from tests.agents.gateway.wire import Asked, Reply, Server, serving
 
 
+@pytest.fixture(autouse=True)
+def _kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections are hung up by engines here, never given up by the gateway for their age."""
+    monkeypatch.setattr("agents.gateway.upstream.IDLE_S", 3600.0)
+
+
 @asynccontextmanager
 async def _before(server: Server) -> AsyncIterator[Running]:
     """A gateway before this engine, which is the baseline and, under another name, the canary."""
@@ -42,11 +48,15 @@ async def test_who_meets_a_closed_connection_is_answered_over_a_new_one() -> Non
         await engine.answer(Asked(asked.method, asked.path.removeprefix("/canary"), {}, asked.body), reply)
 
     async with serving(answer) as server, _before(server) as through:
+
+        async def both_ended(number: int) -> None:
+            await until(lambda: len(through.requests()) == 2 * number)
+
         for number in range(12):
             status, body = await through.ask(f"prompt {number}", model="fake-1")
             assert status == 200
             assert body.endswith(b"data: [DONE]\n\n")
-        await until(lambda: len(through.requests()) == 24)
+            await both_ended(number + 1)  # the next copy finds this one's connection
         assert {event.error for event in through.requests()} == {None}
         assert len(through.logits()) == 24
         assert through.counts("gateway_notes")["hung_up"] >= 12

@@ -11,12 +11,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
-from agents.gateway.facts import facts_of
+from agents.gateway.facts import ASKED, facts_of
 from agents.gateway.known import KnownEngines, Precheck, stated
 from agents.gateway.settings import EngineKind, EngineSettings, PoolSettings
 from schemas.events import Arm, Definition
-from tests.agents.gateway.answering import answering, saying
+from tests.agents.gateway.answering import Answer, answering, saying
 from tests.agents.gateway.test_facts import LLAMA_CPP, SGLANG, TGI, VLLM
 
 AWAY = "http://127.0.0.1:1"
@@ -178,11 +179,26 @@ async def test_what_was_known_of_an_engine_stays_while_it_is_away() -> None:
         assert engines.of("baseline-0").label == label
 
 
+def by_round(said: Mapping[str, Any]) -> Answer:
+    """As `saying`, but what is said changes between two readings of it, never inside one."""
+    held: dict[str, Any] = {}
+    answer = saying(held)
+
+    async def answered(request: web.Request) -> web.StreamResponse:
+        if request.path_qs == ASKED["vllm"][0]:
+            held.clear()
+            held.update(said)
+        answered: web.StreamResponse = await answer(request)
+        return answered
+
+    return answered
+
+
 async def test_an_engine_that_comes_back_is_asked_again_and_its_load_measured() -> None:
     clock = Clock()
     said = vllm()
     async with (
-        answering(saying(said)) as (_, url, asked),
+        answering(by_round(said)) as (_, url, asked),
         known(pool("baseline", url), clock=clock, retry_s=0.01) as engines,
     ):
         await engines.read_all()
