@@ -22,7 +22,7 @@ from tests.conftest import REPOSITORY
 from tests.kafka import keys
 from tests.kafka.broker import Broker
 from tests.kafka.processes import KLAXON, Worker
-from tests.workers.fleet import QUICK, fleet, send_pairs
+from tests.workers.fleet import QUICK, SEAT, fleet, send_pairs
 
 SPEC = """rollout: chat
 arms:
@@ -203,7 +203,8 @@ async def test_a_life_of_a_rollout_on_the_command_line(
     spec = written(tmp_path, SPEC.replace("chat", "r1").replace("v1", "m1").replace("v2", "m2"))
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
-    async with fleet(kafka, log_folder):
+    async with fleet(kafka, log_folder) as (_, gate):
+        await gate.until_log(f"gating partition {SEAT}: taken")
         code, out, _ = await klaxon(kafka, "rollout", "start", spec, "--policy", str(policy), "--json")
         answer = json.loads(out)
         assert (code, answer["accepted"]) == (0, True)
@@ -247,7 +248,7 @@ async def test_a_life_of_a_rollout_on_the_command_line(
 
 @pytest.mark.kafka
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 async def test_without_a_gate_the_command_waits_in_the_log(
     kafka: Broker, log_folder: Path, tmp_path: Path
 ) -> None:
@@ -255,6 +256,7 @@ async def test_without_a_gate_the_command_waits_in_the_log(
     code, _, err = await klaxon(kafka, "rollout", "start", spec, "--timeout", "1")
     assert code == 3
     assert "is `klaxon worker gate` running?" in err
-    async with Worker("gate", kafka, log_folder, environment=QUICK):
+    async with Worker("gate", kafka, log_folder, environment=QUICK) as gate:
+        await gate.until_log("r1: command start")
         code, out, err = await klaxon(kafka, "rollout", "pause", "r1")
     assert (code, "paused" in out) == (0, True), err

@@ -15,10 +15,13 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from pipeline.cli.main import cli
+from pipeline.cli.status import read_sources
+from pipeline.config import load_config
 from pipeline.core.gate.answer import Code
 from tests.conftest import REPOSITORY
 from tests.kafka.broker import Broker
 from tests.kafka.processes import KLAXON, Worker
+from tests.kafka.waiting import eventually
 from tests.workers.fleet import QUICK, fleet
 
 PAGE = (REPOSITORY / "docs" / "operate.md").read_text(encoding="utf-8")
@@ -94,9 +97,16 @@ async def test_every_command_line_does_what_it_says(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
+    config = load_config(None, environment)
+
+    async def all_close_their_seconds() -> bool:
+        """The page's processes run for a while before the doctor is asked; here they are warm at least."""
+        return not any(one.problem for one in await read_sources(config))
+
     try:
         async with fleet(kafka, log_folder) as (_, gate):
             await gate.until_log("taken")
+            await eventually(all_close_their_seconds)
             for line in lines():
                 if line in FOR_EVER:
                     command = (*KLAXON, *shlex.split(line)[1:])

@@ -108,9 +108,14 @@ async def seen(addresses: Mapping[str, str], condition: Callable[[Moment], bool]
         await asyncio.sleep(0.2)
         return None
 
-    found = await eventually(looked, timeout_s=60)
+    found = await eventually(looked)
     assert found is not None
     return found
+
+
+async def answered(addresses: Mapping[str, str]) -> Moment:
+    """The first moment at which they all answer."""
+    return await seen(addresses, lambda now: None not in now.values())
 
 
 @functools.lru_cache(maxsize=64)

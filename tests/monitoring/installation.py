@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 
 from pipeline.monitoring.metrics import WORKERS
@@ -45,6 +46,8 @@ async def until_ready(address: str) -> None:
     """`/readyz` answers 200."""
 
     async def ready() -> bool:
-        return (await asyncio.to_thread(get, f"{address}/readyz")).status == 200
+        with suppress(OSError, HTTPException):  # a busy machine's: asked again
+            return (await asyncio.to_thread(get, f"{address}/readyz")).status == 200
+        return False
 
     await eventually(ready)

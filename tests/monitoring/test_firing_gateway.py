@@ -20,7 +20,7 @@ from tests.agents.fakes import FakeProducer
 from tests.agents.gateway.harness import Answer, Engine, pool, running, saying, streaming, until, weighing
 from tests.agents.gateway.test_facts import VLLM
 from tests.kafka.waiting import eventually
-from tests.monitoring.firings import Moment, assert_fire, cases, moment, total
+from tests.monitoring.firings import Moment, answered, assert_fire, cases, total
 from tests.prometheus.promtool import check_alerts, promtool
 
 TEST = "test_a_gateway_brought_through_faults"
@@ -78,22 +78,25 @@ async def test_a_gateway_brought_through_faults(tmp_path: Path, caplog: pytest.L
         url = caplog.text.partition("metrics at ")[2].partition("/metrics")[0]
 
         async def now() -> Moment:
-            return await moment({"gateway": url})
-
-        async def ask(times: int) -> None:
-            for at in range(times):
-                await one.ask(f"question {at}")
+            return await answered({"gateway": url})
 
         def copies(outcome: str) -> int:
             return one.gateway.gauges()["gateway_mirrors"][outcome]
+
+        async def ask(times: int, outcome: str | None = None) -> None:
+            """One after the other. `outcome`: each when the copy of the one before has ended so."""
+            for at in range(times):
+                ended = copies(outcome) if outcome else 0
+                await one.ask(f"question {at}")
+                if outcome:
+                    await until(lambda so_far=ended: copies(outcome) > so_far)
 
         def keys_end_in(days: int) -> None:
             ends_us = time.time_ns() // 1_000 + days * 86_400_000_000
             one.gateway._keys = replace(one.gateway._keys, valid_until_us={"text": ends_us})
 
         await until(lambda: gauges()["gateway"]["engines_known"] == 2)
-        await ask(3)
-        await until(lambda: copies("answered") == 3)
+        await ask(3, "answered")
         keys_end_in(90)
         healthy = await now()
         assert total(healthy, "gateway", "klaxon_gateway_requests_total", outcome="answered") == 3
@@ -110,8 +113,7 @@ async def test_a_gateway_brought_through_faults(tmp_path: Path, caplog: pytest.L
         one.gateway.obey(weighing(0))
 
         canary.answer = of_vllm(saying(500, b"{}"))
-        await ask(8)
-        await until(lambda: copies("failed") == 8)
+        await ask(8, "failed")
         films["KlaxonCopiesFail"] = [healthy, await now()]
 
         canary.answer = of_vllm(hang)

@@ -20,7 +20,7 @@ from pipeline.workers.notify import Sender, Webhook
 from tests.kafka.broker import Broker
 from tests.kafka.processes import Worker
 from tests.kafka.waiting import eventually
-from tests.monitoring.firings import FIRED_BY, alerts, assert_fire, cases, moment, seen, total
+from tests.monitoring.firings import FIRED_BY, alerts, answered, assert_fire, cases, seen, total
 from tests.monitoring.scraping import address_of
 from tests.prometheus.promtool import check_alerts, promtool
 from tests.workers.test_notify import receiver
@@ -50,17 +50,17 @@ def test_every_alert_has_a_real_firing() -> None:
 
 @pytest.mark.slow
 async def test_a_worker_that_restarts_without_its_broker(
-    embedded: Broker, log_folder: Path, tmp_path: Path, unused_tcp_port: int
+    embedded: Broker, log_folder: Path, tmp_path: Path
 ) -> None:
     promtool()
     await topics.create(embedded.config)
-    away = {"KLAXON_KAFKA_BOOTSTRAP": f"127.0.0.1:{unused_tcp_port}"}
+    away = {"KLAXON_KAFKA_BOOTSTRAP": "127.0.0.1:1"}
     async with Worker("measure", embedded, log_folder) as worker:
         at = {"measure": await address_of(worker)}
         film = [await seen(at, lambda now: total(now, "measure", "klaxon_ready") == 1)]
     for command in (None, None, LARGE):
         async with Worker("measure", embedded, log_folder, environment=away, command=command) as worker:
-            film.append(await moment({"measure": await address_of(worker)}))
+            film.append(await answered({"measure": await address_of(worker)}))
     assert total(film[-1], "measure", "klaxon_resident_bytes") > LIMIT_BYTES
     films = {
         "KlaxonProcessRestarts": film,
@@ -100,13 +100,13 @@ async def test_a_receiver_that_never_answers(
                 ):
                     await eventually(listening)
                     url = caplog.text.partition("metrics at ")[2].partition("/metrics")[0]
-                    film = [await moment({"notify": url})]
+                    film = [await answered({"notify": url})]
                     under_way = asyncio.create_task(
                         sender.deliver(Notification(id="klaxon.decisions/0/7", body=b"{}"))
                     )
                     await asked.wait()
                     ahead_s = 301.0
-                    film.append(await moment({"notify": url}))
+                    film.append(await answered({"notify": url}))
                     under_way.cancel()
                     await asyncio.wait([under_way])
     assert_fire("test_a_receiver_that_never_answers", {"KlaxonNotificationWaits": film}, tmp_path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +55,23 @@ def command(rollout: str, name: str) -> Written:
     return Written(Topic.COMMANDS, encoded(made), rollout.encode(), gating_partition(rollout))
 
 
-def requests(count: int, *, ago_s: int = 0, node: str = "n{}") -> Written:
-    """One record of events."""
+def requests(count: int, *, ago_s: int = -2, node: str = "n{}") -> Iterator[Written]:
+    """One record of events, made when it is sent; ahead, if nothing else is said, so that none is late."""
     ts_us = now_us() - ago_s * 1_000_000
     events = [request(ts_us + at, node=node.format(at)) for at in range(count)]
-    return Written(Topic.REQUESTS, encoded(events), partition=0)
+    yield Written(Topic.REQUESTS, encoded(events), partition=0)
 
 
 def pairs(
     count: int, first: str, *, bad: bool = False, arms: tuple[str, ...] = ("baseline", "canary")
-) -> Written:
-    """One record of halves, two seconds ahead: evidence counts from the first whole second on."""
+) -> Iterator[Written]:
+    """One record of halves, made when it is sent, two seconds ahead: evidence counts from the first whole
+    second on."""
     ts_us = now_us() + 2_000_000
     halves = [
         answer(ts_us, arm, f"{first}{at}", bad=bad and arm == "canary") for at in range(count) for arm in arms
     ]
-    return Written(Topic.LOGITS, encoded(halves), partition=0)
+    yield Written(Topic.LOGITS, encoded(halves), partition=0)
 
 
 def over(process: str, name: str, limit: float = 0, **labels: str) -> Any:
@@ -134,10 +137,10 @@ async def test_a_stack_brought_through_faults(embedded: Broker, log_folder: Path
             await until_ready(address)
         await produce(broker, [command("r1", "start"), command(PAUSED, "start")])
         await seen(at, over("gate", "klaxon_rollout_canary_ratio"))
-        await produce(broker, [requests(100, node="n1"), pairs(120, "good")])
+        await produce(broker, chain(requests(100, node="n1"), pairs(120, "good")))
         good = await seen(at, healthy)
 
-        async def fault(records: list[Written], **alerts: Any) -> Moment:
+        async def fault(records: Iterable[Written], **alerts: Any) -> Moment:
             """Write these; the first moment at which all of it shows."""
             await produce(broker, records)
             bad = await seen(at, lambda now: all(condition(now) for condition in alerts.values()))
@@ -149,7 +152,7 @@ async def test_a_stack_brought_through_faults(embedded: Broker, log_folder: Path
         forged = Written(Topic.CONTROL, b"{", key=b"r1", partition=SEAT)
         await write(broker, Topic.REQUESTS, log([[b"a"]], ZSTD, zeros=BOMB_BYTES), partition=1)
         await fault(
-            [broken, requests(2 * CELLS), forged, command(PAUSED, "pause"), requests(50, ago_s=60)],
+            chain((broken, forged, command(PAUSED, "pause")), requests(2 * CELLS), requests(50, ago_s=60)),
             KlaxonBatchLeftOut=over("measure", "klaxon_batches_left_out_total"),
             KlaxonDeadLetters=over("measure", "klaxon_dead_letters_total", 10),
             KlaxonCellsCapped=over("measure", "klaxon_capped_cells_total"),
@@ -160,22 +163,22 @@ async def test_a_stack_brought_through_faults(embedded: Broker, log_folder: Path
         )
         for more in (2, 3):
             late = over("measure", "klaxon_counted_total", 50 * more - 1, outcome="late")
-            await fault([requests(50, ago_s=60 + more)], KlaxonLateEvents=late)
+            await fault(requests(50, ago_s=60 + more), KlaxonLateEvents=late)
 
         def low(now: Moment) -> bool:
             ratio = total(now, "gate", "klaxon_rollout_coverage_ratio", rollout="r1")
             pairs_expected = total(now, "gate", "klaxon_rollout_expected_pairs", rollout="r1") or 0
             return ratio is not None and ratio < 0.9 and pairs_expected >= 100
 
-        await fault([pairs(300, "alone", arms=("baseline",))], KlaxonCoverageLow=low)
+        await fault(pairs(300, "alone", arms=("baseline",)), KlaxonCoverageLow=low)
         await fault(
-            [pairs(40, "bad", bad=True)],
+            pairs(40, "bad", bad=True),
             KlaxonTripped=over("gate", "klaxon_rollout_tripped"),
             KlaxonNotificationLost=over("notify", "klaxon_notifications_refused_total"),
         )
         await running["pair"].kill()
         killed_us = now_us()
-        await produce(broker, [requests(10, node="n1")])
+        await produce(broker, requests(10, node="n1"))
         await fault(
             [],
             KlaxonGateBlind=over("gate", "klaxon_rollout_blind"),

@@ -20,7 +20,8 @@ from pipeline.config import MonitoringConfig
 from pipeline.monitoring.exposition import thing_of
 from pipeline.monitoring.metrics import CLOSED, OTHER, Thing, metrics_of
 from tests.agents.gateway.harness import Engine, running, saying, streaming, until
-from tests.monitoring.scraping import families_of, samples_of, scrape
+from tests.monitoring.firings import answered
+from tests.monitoring.scraping import families_of, samples_of
 
 SOMETIMES = {"klaxon_router_directive_age_seconds"} | {
     f"klaxon_gateway_{kind}_key_valid_seconds" for kind in ("signature", "pseudonym", "text")
@@ -50,7 +51,7 @@ async def test_what_a_gateway_exposes_is_what_is_declared(caplog: pytest.LogCapt
             assert await it.publisher.drain(10)
             await until(lambda: "metrics at" in caplog.text)
             url = caplog.text.rpartition("metrics at ")[2].split()[0].removesuffix("/metrics")
-            text = await scrape(url)
+            text = (await answered({"gateway": url}))["gateway"] or ""
             said = gauges()
     families = families_of(text)
     declared = metrics_of("gateway")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,36 @@ from tests.kafka.broker import Broker
 from tests.kafka.processes import Worker
 from tests.kafka.records import Written, now_us, produce
 from tests.kafka.waiting import eventually
+from tests.monitoring.firings import Moment, seen, total
 from tests.monitoring.installation import STARTED, everything, until_ready
-from tests.monitoring.scraping import address_of, families_of, get, samples_of, scrape
+from tests.monitoring.scraping import address_of, families_of, get, samples_of
 from tests.workers.events import encoded, request
-from tests.workers.fleet import decisions, send_pairs, start_rollout
+from tests.workers.fleet import send_pairs, start_rollout
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def done(now: Moment) -> bool:
+    """Whether everybody shows what was done: 20 pairs, the trip, 2 events."""
+    complete = samples_of(now["gate"] or "", "klaxon_complete_age_seconds")
+    return (
+        all(total(now, kind, "klaxon_ready") == 1 for kind in (*WORKERS, "notify"))
+        and len(list(complete)) == GATING_PARTITIONS
+        and (total(now, "gate", "klaxon_decisions_total", kind="trip") or 0) > 0
+        and (total(now, "pair", "klaxon_counted_total", outcome="pairs") or 0) >= 20
+        and (total(now, "measure", "klaxon_counted_total", outcome="requests") or 0) > 0
+        and (total(now, "measure", "klaxon_dead_letters_total") or 0) > 0
+        and (total(now, "archive", "klaxon_archived_rows_total") or 0) > 20
+        and total(now, "archive", "klaxon_archive_lag_records") is not None
+        and (total(now, "router", "klaxon_router_changes_total") or 0) >= 2
+        and (total(now, "notify", "klaxon_notifications_retried_total") or 0) >= 1
+        and (total(now, "notify", "klaxon_notification_wait_seconds") or 0) > 0
+    )
+
+
+def events() -> Iterator[Written]:
+    """A good one and a bad one in one record, made when it is sent, and ahead: it is not late."""
+    yield Written(Topic.REQUESTS, encoded([request(now_us() + 2_000_000), request(0, status="x")]))
 
 
 async def test_what_is_exposed_is_what_is_declared(kafka: Broker, log_folder: Path, tmp_path: Path) -> None:
@@ -30,26 +54,15 @@ async def test_what_is_exposed_is_what_is_declared(kafka: Broker, log_folder: Pa
         for address in at.values():
             await until_ready(address)
         await start_rollout(kafka)
-        await produce(kafka, [Written(Topic.REQUESTS, encoded([request(now_us()), request(0, status="x")]))])
+        await produce(kafka, events())
         await send_pairs(kafka, 20, bad=True)
+        now = await seen(at, done)
+        texts = {kind: text or "" for kind, text in now.items()}
 
-        async def archived() -> bool:
-            rows = samples_of(await scrape(at["archive"]), "klaxon_archived_rows_total")
-            trips = await decisions(kafka, "trip")
-            gauges = [running[kind].gauges() for kind in WORKERS]
-            complete = samples_of(await scrape(at["gate"]), "klaxon_complete_age_seconds")
-            done = sum(value for _, value in rows) > 20 and len(list(complete)) == GATING_PARTITIONS
-            waits = samples_of(await scrape(at["notify"]), "klaxon_notification_wait_seconds")
-            done &= any(value for _, value in waits)
-            counted = samples_of(await scrape(at["pair"]), "klaxon_counted_total")
-            done &= sum(value for said, value in counted if said.get("outcome") == "pairs") >= 20
-            counted = samples_of(await scrape(at["measure"]), "klaxon_counted_total")
-            done &= any(value for said, value in counted if said.get("outcome") == "requests")
-            done &= bool(list(samples_of(await scrape(at["archive"]), "klaxon_archive_lag_records")))
-            return bool(trips) and all(gauges) and done
+        async def logged_by_all() -> bool:
+            return all(running[kind].gauges() for kind in WORKERS)
 
-        await eventually(archived)
-        texts = {kind: await scrape(address) for kind, address in at.items()}
+        await eventually(logged_by_all)
         logged = {kind: running[kind].gauges() for kind in WORKERS}
         health = [(await asyncio.to_thread(get, f"{address}/healthz")).json for address in at.values()]
         assert running["gate"].running, running["gate"].log

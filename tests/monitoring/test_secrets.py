@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from pipeline.monitoring.metrics import WORKERS
 from schemas.topics import COLUMNS, Topic
 from tests.kafka.broker import Broker
 from tests.kafka.records import Written, dump, now_us, producer
 from tests.kafka.waiting import eventually
+from tests.monitoring.firings import answered, moment, total
 from tests.monitoring.installation import everything, until_ready
-from tests.monitoring.scraping import address_of, samples_of, scrape
+from tests.monitoring.scraping import address_of
 from tests.workers.events import answer, encoded, request, start_command
 from tests.workers.fleet import SEAT, start_rollout
 
@@ -204,12 +206,13 @@ async def test_no_secret_is_in_a_log_a_metric_or_a_dead_letter(
 
         async def settled() -> bool:
             letters = await dump(kafka, Topic.DEAD_LETTER)
-            refused = samples_of(await scrape(at["gate"]), "klaxon_refused_total")
-            return len(letters) >= LETTERS and sum(value for _, value in refused) >= 3
+            refused = total(await moment(at), "gate", "klaxon_refused_total") or 0
+            told = all(": gauges " in running[kind].log for kind in WORKERS)
+            return len(letters) >= LETTERS and refused >= 3 and told
 
         await eventually(settled)
         await asyncio.sleep(2)  # what else they say, they say by now
-        metrics = {kind: await scrape(address) for kind, address in at.items()}
+        metrics = {kind: text or "" for kind, text in (await answered(at)).items()}
         assert [kind for kind, worker in running.items() if not worker.running] == []
         for worker in running.values():
             await worker.stop()

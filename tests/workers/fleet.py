@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -49,22 +49,29 @@ async def start_rollout(broker: Broker) -> None:
 
 async def send_pairs(broker: Broker, count: int, *, bad: bool, first: int = 0) -> None:
     """Publish `count` pairs of answers, one record per half, both halves of a pair in partition 0."""
-    for number in range(first, first + count):
+
+    def halves(number: int) -> Iterator[Written]:
+        """Made when they are sent: so long as that takes no 3 s, none is late."""
         # Two seconds ahead: evidence counts from the first whole second after the start of the generation.
         ts_us = now_us() + 2_000_000
-        halves = [answer(ts_us, "baseline", f"p{number}"), answer(ts_us, "canary", f"p{number}", bad=bad)]
-        await produce(broker, [Written(Topic.LOGITS, encoded(half), partition=0) for half in halves])
+        for arm in ("baseline", "canary"):
+            half = answer(ts_us, arm, f"p{number}", bad=bad and arm == "canary")
+            yield Written(Topic.LOGITS, encoded(half), partition=0)
+
+    for number in range(first, first + count):
+        await produce(broker, halves(number))
 
 
 @asynccontextmanager
 async def fleet(
     broker: Broker, log_folder: Path, environment: Mapping[str, str] = QUICK, *, gate_fault: str | None = None
 ) -> AsyncIterator[tuple[Worker, Worker]]:
-    """Measure, pair and gate; gives pair and gate."""
+    """Measure, pair and gate; gives pair and gate, once the other two are ready."""
     async with (
-        Worker("measure", broker, log_folder, environment=QUICK),
+        Worker("measure", broker, log_folder, environment=QUICK) as measure,
         Worker("pair", broker, log_folder, environment=QUICK) as pair,
         Worker("gate", broker, log_folder, environment=environment, fault=gate_fault) as gate,
     ):
+        await measure.until_log("measure: ready")
         await pair.until_log("pair: ready")
         yield pair, gate
