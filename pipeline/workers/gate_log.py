@@ -37,6 +37,8 @@ class Remembered:
     control: list[tuple[str, Directive | None]] = field(default_factory=list)
     """Key and directive, None where it is none, in log order."""
     rollouts: list[Rollout] = field(default_factory=list)
+    restated: set[str] = field(default_factory=set)
+    """Roll-outs whose newest directive is believed, and signed with another key than the present one."""
     control_end: int = 0
     """Where the control topic goes on."""
 
@@ -47,9 +49,8 @@ async def remembered(
     """Read state, directives and roll-outs of a gating partition to their ends.
 
     Records that cannot be read are none of ours: said and passed over. The next directive stands above them.
-    A directive that no trusted key signed counts as none; so does the newest where another key than the
-    present one signed it: the gate writes it anew, and everything on the topic is then signed with one key.
-    Raises VersionError for states and roll-outs that a newer gate wrote.
+    A directive that no trusted key signed counts as none. One that another key than the present one signed is
+    the gate's own, and is to be written anew: everything on the topic is then signed with one key. Raises VersionError for states and roll-outs that a newer gate wrote.
     """
     places = [Partition(topic.value, partition) for topic in MEMORY]
     begins, ends = await reader.begin_offsets(places), await reader.end_offsets(places)
@@ -72,10 +73,15 @@ async def remembered(
     for record in newest.values():
         if record.topic is Topic.CONTROL:
             name = name_of(record.key)
-            ours = signatures.is_current(record.headers) and signatures.believes(
-                record.key, record.value, record.headers, now_us
-            )
-            found.control.append((name, directive_of(name, record.value) if ours else None))
+            said = directive_of(name, record.value)
+            if signatures.is_current(record.headers):
+                if not signatures.believes(record.key, record.value, record.headers, now_us):
+                    said = None
+            elif not signatures.trusts(record.key, record.value, record.headers, now_us):
+                said = None  # counted where the greatest was looked for
+            elif said is not None:
+                found.restated.add(name)
+            found.control.append((name, said))
         elif record.value:
             _sort_in(found, record)
     return found

@@ -177,7 +177,7 @@ class Seat:
         try:
             waits.step("its memory: state, directives and roll-outs")
             memory = await remembered(reader, self.partition, self._parts.signatures)
-            self.core.restore(memory.states, memory.control, memory.rollouts)
+            self.core.restore(memory.states, memory.control, memory.rollouts, memory.restated)
             waits.step("a connection to watch the control topic with")
             await self._watch.start(memory.control_end)
             waits.step("the transaction of what is said again")

@@ -115,6 +115,12 @@ class GateSignatures:
             self._directives[verdict.value] += 1
         return verdict is Verdict.TRUSTED
 
+    def trusts(
+        self, key: bytes | None, value: bytes | None, headers: Mapping[str, bytes], now_us: int
+    ) -> bool:
+        """The same, not counted."""
+        return self._judge(Topic.CONTROL, key, value, headers, now_us) is Verdict.TRUSTED
+
     def is_current(self, headers: Mapping[str, bytes]) -> bool:
         """Whether a record names the key that signs now; a directive that does not is written anew."""
         return self.signer is None or signer_of(headers.get(SIGNATURE)) == self.signer.key_id

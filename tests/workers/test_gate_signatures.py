@@ -92,8 +92,17 @@ async def test_what_the_key_before_signed_is_written_anew(tmp_path: Path) -> Non
     gate = signatures(tmp_path, before)
     own = gate.signer
     assert own is not None
-    assert await topmost(gate, record(0, 3, before)) == (None, 3)
-    assert await topmost(gate, record(0, 3, before), record(1, 4, own)) == (4, 4)
+    log: Any = Log(record(0, 3, before))
+    found = await remembered(log, 0, gate)
+    assert found.restated == {"r"}
+    assert await topmost(gate, record(0, 3, before)) == (3, 3), "the gate's own, nobody else's"
+    log = Log(record(0, 3, before), record(1, 4, own))
+    assert (await remembered(log, 0, gate)).restated == set()
+    assert not any(gate.gauges()["refused/directive"].values())
+    # What a stranger writes in its place is nobody's, and counted once.
+    log = Log(record(0, 3, before), record(1, 4, keys.STRANGER))
+    assert (await remembered(log, 0, gate)).restated == set()
+    assert gate.gauges()["refused/directive"]["unknown_key"] == 1
 
 
 def test_a_key_that_ends_soon_is_spoken_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -152,7 +161,9 @@ async def test_a_gate_that_signs_but_requires_nothing_signs_what_was_not(tmp_pat
     """The first step of an installation on its way to signatures."""
     signer = create_key_file(tmp_path / "gate.key")
     gate = GateSignatures(WatchedKey(tmp_path / "gate.key"), None, 1)
-    assert await topmost(gate, record(0, 3, None)) == (None, 3)
-    assert await topmost(gate, record(0, 3, None), record(1, 4, signer)) == (4, 4)
+    log: Any = Log(record(0, 3, None))
+    assert (await remembered(log, 0, gate)).restated == {"r"}
+    log = Log(record(0, 3, None), record(1, 4, signer))
+    assert (await remembered(log, 0, gate)).restated == set()
     assert [name for name, _ in gate.headers(Topic.CONTROL, b"r", b"v")] == ["klaxon-signature"]
     assert gate.headers(Topic.DECISIONS, b"r", b"v") == []

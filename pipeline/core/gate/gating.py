@@ -7,7 +7,7 @@ finals again from `read_from()`, all of them before the first judgement, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -59,14 +59,16 @@ class GateCore:
         states: Iterable[StateRecord],
         control: Iterable[tuple[str, Directive | None]],
         rollouts: Iterable[Rollout],
+        restated: Collection[str] = (),
     ) -> None:
         """Take over what a predecessor wrote, each topic read to its end, the newest record per key.
 
         `control`: key and directive (None: a tombstone, or none) in log order, the greatest one among them.
+        `restated`: roll-outs whose directive is the gate's own and is to be written once more all the same.
 
         Raises PipelineError if a policy that was obeyed once cannot be read any more.
         """
-        found = resumed(states, control, rollouts, self.settings)
+        found = resumed(states, control, rollouts, self.settings, restated)
         self._runs |= found.runs
         if found.commands is not None:
             self._commands = replace(found.commands, settings_hash=self.settings.hash)
@@ -202,7 +204,8 @@ class GateCore:
         return [self._reassert(run, now_us)]
 
     def reassert(self, now_us: int) -> list[Effect]:
-        """After `restore`, at once: what the control topic says otherwise is said again."""
+        """After `restore`, at once: what the control topic says otherwise, or in another key's name, is said
+        again."""
         return [self._reassert(run, now_us) for _, run in sorted(self._runs.items()) if run.contested]
 
     def renew(self, now_us: int) -> list[Effect]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from pipeline.core.gate.evidence import RolloutEvidence
@@ -31,6 +31,7 @@ def resumed(
     control: Iterable[tuple[str, Directive | None]],
     rollouts: Iterable[Rollout],
     settings: GateSettings,
+    restated: Collection[str] = (),
 ) -> Resumed:
     """As `GateCore.restore`, whose arguments these are."""
     known = {rollout.rollout: rollout for rollout in rollouts}
@@ -69,7 +70,7 @@ def resumed(
             policy,
             evidence,
             said_generation=state.generation,
-            contested=contested,
+            contested=contested or state.rollout in restated,
             restored_through=memory.folded,
             written_rules=frozenset(held),
         )

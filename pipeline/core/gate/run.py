@@ -40,7 +40,7 @@ class Run:
     said_generation: int
     """Generation of the newest directive that a gate wrote."""
     contested: bool = False
-    """The control topic says something else than the memory."""
+    """The control topic says something else than the memory, or says it with another key."""
     last: Evidence | None = None
     """The newest judged complete second."""
     renewed_us: int = 0

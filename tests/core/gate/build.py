@@ -239,7 +239,9 @@ class Bench:
             effects += self.judge(second)
         return effects
 
-    def crash(self, control: Sequence[tuple[str, Directive | None]] | None = None) -> Bench:
+    def crash(
+        self, control: Sequence[tuple[str, Directive | None]] | None = None, restated: Sequence[str] = ()
+    ) -> Bench:
         """A successor that has only what was written; it has read the finals again, none judged yet.
 
         `control`: what it reads of the control topic, where that is not what the gate wrote last.
@@ -253,6 +255,7 @@ class Bench:
                 for name, one in self.control.items()
             ],
             self.rollouts.values(),
+            restated,
         )
         read_from = core.read_from()
         heir = Bench(

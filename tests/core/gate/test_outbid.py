@@ -197,6 +197,23 @@ def test_a_tombstone_strikes_only_a_retired_rollout() -> None:
     assert bench.crash().core.reassert(us(T0 + 62)) == []
 
 
+def test_what_the_key_before_signed_is_said_anew_and_is_nobody_elses() -> None:
+    """Known-bad: counted as foreign, which wakes somebody; and a retired one left as it is, so that routers and
+    gates which start after the old key's end refuse it."""
+    for retired in (False, True):
+        bench = tripped()
+        if retired:
+            bench.command(command("retire", "r"), us(T0 + 60))
+        before = bench.control["chat"]
+        heir = bench.crash(restated=["chat"])
+        (effect,) = heir.core.reassert(us(T0 + 62))
+        assert effect.directive is not None
+        assert numbers(effect.directive) > numbers(before)
+        assert (effect.directive.state, effect.directive.weights) == (before.state, before.weights)
+        assert effect.decision is None
+        assert heir.core.gauges()["foreign_directives"] == 0
+
+
 def test_records_of_unknown_rollouts_are_counted() -> None:
     bench = seeing()
     assert bench.core.on_foreign("ghost", [foreign(9, 9, rollout="ghost"), None], SEEN_US) == []
