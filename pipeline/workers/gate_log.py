@@ -50,7 +50,8 @@ async def remembered(
 
     Records that cannot be read are none of ours: said and passed over. The next directive stands above them.
     A directive that no trusted key signed counts as none. One that another key than the present one signed is
-    the gate's own, and is to be written anew: everything on the topic is then signed with one key. Raises VersionError for states and roll-outs that a newer gate wrote.
+    the gate's own, and is to be written anew: everything on the topic is then signed with one key.
+    Raises VersionError for states and roll-outs that a newer gate wrote.
     """
     places = [Partition(topic.value, partition) for topic in MEMORY]
     begins, ends = await reader.begin_offsets(places), await reader.end_offsets(places)

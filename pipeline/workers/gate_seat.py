@@ -337,6 +337,9 @@ class Seat:
         while True:
             offsets = self._dealt_with
             await self._acknowledged()
+            for place, offset in offsets.items():
+                if place.topic == Topic.COMMANDS:
+                    self.core.answered(offset - 1)
             if offsets != committed and await self._parts.link.commit(offsets):
                 committed = offsets
                 fault("after_commit")

@@ -15,8 +15,8 @@ from agents.router.runner import Router, RouterSettings
 from pipeline.cli.main import cli
 from pipeline.key_file import read_key_file
 from pipeline.signatures import NOT_REQUIRED
-from pipeline.trust_file import WatchedTrust
-from schemas.signing import SIGNATURE, Signer, Use, Verdict, signer_of
+from pipeline.trust_file import Entry, WatchedTrust, read_trust_file, trust_text
+from schemas.signing import SIGNATURE, Signer, TrustedKey, Use, Verdict, signer_of
 from schemas.topics import Topic
 from tests.kafka import keys
 from tests.kafka.broker import Broker
@@ -172,6 +172,35 @@ async def test_a_command_that_no_operator_signed_is_refused_by_name(kafka: Broke
     (first, *_) = await dump(kafka, Topic.CONTROL)
     signed_by = dict(first.headers)[SIGNATURE]
     assert keys.trusted().check(Topic.CONTROL, b"r1", first.value, signed_by, now_us()) is Verdict.TRUSTED
+
+
+async def test_a_command_that_was_turned_away_stays_so_for_the_next_gate(
+    kafka: Broker, log_folder: Path, tmp_path: Path
+) -> None:
+    """Known-bad: the next gate reads it again, believes its key by now, and starts what nobody waits for. The
+    other way about it would refuse what was obeyed, once that key has ended, and wake somebody for it."""
+    keys.make_keys(tmp_path)
+    value = encoded(start_command("stranger"))
+    header = keys.STRANGER.header(Topic.COMMANDS, b"r1", value)
+    stranger = Written(Topic.COMMANDS, value, key=b"r1", partition=SEAT, headers=(header,), signed=False)
+    environment = {**QUICK, **keys.settings(tmp_path)}
+    async with Worker("gate", kafka, log_folder, environment=environment) as gate:
+        await gate.until_log(f"gating partition {SEAT}: taken")
+        await produce(kafka, [stranger])
+
+        async def remembered() -> bool:
+            said = [json.loads(record.value) for record in await dump(kafka, Topic.STATE) if record.value]
+            return any("answered" in one for one in said)
+
+        await eventually(remembered)
+        assert await gate.stop() == 0, gate.log
+    trust = read_trust_file(tmp_path / "trust.yaml")
+    believed = Entry(TrustedKey(keys.STRANGER.public_key, frozenset({Use.COMMANDS})))
+    (tmp_path / "trust.yaml").write_text(trust_text({**trust, keys.STRANGER.key_id: believed}))
+    async with Worker("gate", kafka, log_folder, environment=environment) as gate:
+        await gate.until_log(f"gating partition {SEAT}: taken")
+    assert await decisions(kafka) == []
+    assert len(await dump(kafka, Topic.DEAD_LETTER)) == 1
 
 
 async def test_keys_are_rotated_while_gate_and_router_run(

@@ -48,6 +48,9 @@ class GateCore:
         self._intake = Intake(partition, sources, settings.settings_hash)
         self._runs: dict[str, Run] = {}
         self._commands = PartitionMemory(partition=partition, command_offset=-1, settings_hash=settings.hash)
+        self._remembered = self._commands
+        """As it stands in `klaxon.state`."""
+        self._remembered_us = 0
         self._counts = dict.fromkeys(
             ("foreign_directives", "orphan_states", "commands_repeated", "evidence_begun_anew"), 0
         )
@@ -72,12 +75,13 @@ class GateCore:
         self._runs |= found.runs
         if found.commands is not None:
             self._commands = replace(found.commands, settings_hash=self.settings.hash)
+            self._remembered = self._commands
         for name, times in found.counts.items():
             self._count(name, times)
 
     def read_from(self) -> ReadFrom:
         """Where the caller reads on after `restore`."""
-        command_offset = max(self._commands.command_offset, 0)
+        command_offset = max(self._commands.command_offset, self._commands.answered + 1, 0)
         live = [run for run in self._runs.values() if not run.memory.final]
         if not live:
             return ReadFrom(None, None, command_offset)
@@ -142,6 +146,12 @@ class GateCore:
         except Refused as refusal:
             return [*effects, self._refuse(command, run, str(refusal), now_us)]
         return [*effects, self._enact(command, run, obeyed, now_us)]
+
+    def answered(self, offset: int) -> None:
+        """Every command up to this record was obeyed, refused or turned away: no successor reads them again.
+        That is written with what is written next, at the latest after `renew_us`."""
+        if offset > self._commands.answered:
+            self._commands = replace(self._commands, answered=offset)
 
     def knows(self, command_id: str) -> bool:
         """Whether a command of this id was answered; of the last COMMAND_IDS_KEPT."""
@@ -215,6 +225,8 @@ class GateCore:
         for all of them, not one each.
         """
         live = {name: run for name, run in self._runs.items() if not run.memory.retired}
+        if not live:
+            return self._remember(now_us)
         ages_us = {name: now_us - run.renewed_us for name, run in live.items()}
         if max(ages_us.values(), default=0) < self.settings.renew_us:
             return []
@@ -336,7 +348,7 @@ class GateCore:
             command_id=command.command_id,
             reason=f"{command.command.replace('_', '-')}: {reason}",
         )
-        states: tuple[StateChange, ...] = (self._commands,) if run is None else self._states(run)
+        states = (self._partition(),) if run is None else self._states(run)
         return Effect(command.rollout, None, decision, states)
 
     def _enact(self, command: Command, run: Run | None, obeyed: Obeyed, now_us: int) -> Effect:
@@ -402,7 +414,18 @@ class GateCore:
 
     def _states(self, run: Run) -> tuple[StateChange, ...]:
         """All that is remembered with a roll-out."""
-        return (*run.records(), self._commands)
+        return (*run.records(), self._partition())
+
+    def _partition(self) -> PartitionMemory:
+        self._remembered = self._commands
+        return self._commands
+
+    def _remember(self, now_us: int) -> list[Effect]:
+        """Where no roll-out's record takes it along: however many commands are turned away, one a renewal."""
+        if self._commands == self._remembered or now_us - self._remembered_us < self.settings.renew_us:
+            return []
+        self._remembered_us = now_us
+        return [Effect("", None, None, (self._partition(),))]
 
     def _reassert(self, run: Run, now_us: int) -> Effect:
         """The directive once more, with numbers that pass every foreign one.

@@ -75,7 +75,8 @@ class ReadFrom:
 
     `finals_from_us`, `fresh_from_us`: record time from which finals and fresh cells are needed; None: from
     the end, nothing was known before. `command_offset`: the record of commands to read first. It is the last
-    one read, because a record may hold several; those obeyed are known by their ids.
+    one read unless all in it was answered, because a record may hold several; those obeyed are known by their
+    ids.
     """
 
     finals_from_us: int | None

@@ -154,7 +154,10 @@ class PartitionMemory(Struct, frozen=True, kw_only=True, tag="partition"):
     v: int = 1
     partition: int
     command_offset: int
-    """Offset of the last command read; −1 if none."""
+    """Offset of the last command obeyed, or refused on klaxon.decisions; −1 if none."""
+    answered: int = -1
+    """Up to this offset all commands have an answer, those turned away too. They are not read again: what was
+    turned away would be obeyed once keys and clocks have moved on, and the other way about."""
     settings_hash: str = ""
     """Of the settings that the gate which wrote this runs with: gates that differ are told apart by it."""
     command_ids: tuple[str, ...] = ()

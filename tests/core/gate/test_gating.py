@@ -402,6 +402,30 @@ def test_a_command_sent_twice_is_obeyed_once() -> None:
     assert kinds(bench.command(command("pause", "q"), us(T0 + 3))) == ["refused"]
 
 
+def test_what_was_answered_is_not_read_again() -> None:
+    """Turned away before the core, too: with other keys and clocks the same words may pass."""
+    bench = Bench.started()
+    assert bench.crash().core.read_from().command_offset == 0
+    bench.core.answered(7)
+    bench.core.answered(5)
+    bench.write(bench.core.renew(us(T0 + 10)))
+    assert bench.crash().core.read_from().command_offset == 8
+    bench.core.on_command(command("pause", "p"), 9, us(T0 + 11))
+    assert bench.core.read_from().command_offset == 9, "a record may hold several"
+
+
+def test_without_a_roll_out_it_is_remembered_too_once_a_renewal() -> None:
+    bench = Bench.new()
+    written = []
+    for tenth in range(100):
+        bench.core.answered(tenth)
+        written += bench.write(bench.core.renew(us(T0 + tenth / 10)))
+    assert len(written) == 2, "ten seconds, renewed every five"
+    assert {(one.directive, one.decision) for one in written} == {(None, None)}
+    assert bench.crash().core.read_from().command_offset == 51
+    assert bench.crash().core.renew(us(T0 + 20)) == []
+
+
 def test_compare_and_set() -> None:
     bench = Bench.started()
     stale = command("pause", "p", expects=Expects(generation=1, epoch=0))

@@ -198,8 +198,8 @@ def test_a_tombstone_strikes_only_a_retired_rollout() -> None:
 
 
 def test_what_the_key_before_signed_is_said_anew_and_is_nobody_elses() -> None:
-    """Known-bad: counted as foreign, which wakes somebody; and a retired one left as it is, so that routers and
-    gates which start after the old key's end refuse it."""
+    """Known-bad: counted as foreign, which wakes somebody; and a retired one left as it is, so that routers
+    and gates which start after the old key's end refuse it."""
     for retired in (False, True):
         bench = tripped()
         if retired:
