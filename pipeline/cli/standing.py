@@ -21,7 +21,7 @@ from schemas.control import Cause, Directive, RolloutState, Segment
 from schemas.records import UnknownVersionError, read_json
 from schemas.topics import Topic
 
-_EVIDENCE: Final = re.compile(r"E \S+ of [0-9.]+(, K \S+ of [0-9.]+)?")
+_EVIDENCE: Final = re.compile(r"E \S+ of [0-9.]+(e\+[0-9]+)?(, K \S+ of [0-9.]+(e\+[0-9]+)?)?")
 """What a sequential rule says of itself in its reason."""
 SILENT_AFTER_US: Final = 20_000_000
 SAID_ABOVE: Final = ("retired", "final", "gate_away", "blind", "lease_over")

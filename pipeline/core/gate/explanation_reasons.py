@@ -24,7 +24,7 @@ from pipeline.core.gate.policy import Policy, Rule
 from pipeline.core.gate.proof import PROOFS
 from schemas.control import Cause, Decision, Evaluation, Located, RolloutSpec
 
-_WON: Final = re.compile(r"E ([0-9.]+(?:e[+-]?[0-9]+)?) of ([0-9.]+)")
+_WON: Final = re.compile(r"E ([0-9.]+(?:e[+-]?[0-9]+)?) of ([0-9.]+(?:e[+-]?[0-9]+)?)")
 """How the evaluation of a sequential rule begins its reason."""
 SCOPES_SAID: Final = 3
 """Parts of a rule over its limit that a sentence names."""
@@ -76,6 +76,8 @@ class Reason(Struct, frozen=True, kw_only=True):
     """How long without a break it had to be over; null: unknown, or one evaluation sufficed."""
     also_in: tuple[str, ...] = ()
     """Further scopes in which it was over its limit."""
+    traffic: str | None = None
+    """Which requests it judges: all, user, shadow; null: unknown."""
 
 
 def reasons_of(account: Account) -> Iterable[Reason]:
@@ -129,13 +131,15 @@ def _of_cause(cause: Cause, rule: Rule | None, tripping: list[Evaluation]) -> Re
         pair_ids=cause.pair_ids[:PROOFS],
         action=None if rule is None else rule.action,
         hold_s=_hold_s(rule),
+        traffic=None if rule is None else rule.traffic,
         # The evidence of a sequential rule is one sum: no scope trips beside another.
         also_in=() if cause.evidence is not None else _scopes(tripping, place),
     )
 
 
 def _of_evaluations(name: str, rule: Rule | None, tripping: list[Evaluation]) -> Reason:
-    """The whole roll-out if it was over there, else the part that was over most."""
+    """The whole roll-out if it was over there, else the part that was over most; of sequential evidence, whose
+    sum is told with the whole, the part that carries it."""
     known = Reason(
         rule=name,
         capability=None if rule is None else rule.capability,
@@ -147,6 +151,8 @@ def _of_evaluations(name: str, rule: Rule | None, tripping: list[Evaluation]) ->
         return known
     said = max(tripping, key=lambda one: (one.scope == "rollout", one.value or 0.0))
     won = _WON.match(said.reason)
+    if won:
+        said = next((one for one in tripping if one.scope != said.scope), said)
     return Reason(
         rule=name,
         capability=known.capability,
@@ -233,6 +239,8 @@ def _where(one: Reason) -> str:
     if located is None:
         if one.metric is None or one.scope not in (None, "rollout"):
             return ""
+        if one.traffic not in (None, "all"):
+            return f"No place is known of it: the rule judges {one.traffic} traffic as one."
         return (
             f"It is not confined to one class of traffic: none carries {share_words(EXCESS_SHARE)} of the"
             f" excess on at most {share_words(TRAFFIC_SHARE)} of the traffic."

@@ -119,8 +119,7 @@ class JudgedRule:
             wanted = {"traffic"}
         else:
             # What moves nothing needs no place.
-            located = rule.enforcing and rule.action in TRIPS | LEAVING_OUT
-            wanted = {ALL, *rule.scopes, *(LOCATING if located else ())}
+            wanted = {ALL, *rule.scopes, *(LOCATING if rule.enforcing else ())}
         return cls(rule, Window(rule.window_s), frozenset(wanted))
 
     @property

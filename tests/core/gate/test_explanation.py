@@ -225,6 +225,30 @@ def test_sequential_evidence_beside_another_cause_comes_from_its_evaluation() ->
     ) in text
 
 
+@pytest.mark.parametrize("bound", ["20", "2e+04", "1e+12"])
+def test_sequential_evidence_of_a_rule_that_observes_comes_from_the_scope_that_carries_it(bound: str) -> None:
+    """Known-bad: said to come from the whole roll-out, whose mean is far under the limit; and a bound that is
+    cut off before its exponent (alpha is small, or earlier policies spent of it)."""
+    whole = replace(
+        DIVERGED, rule="X3-noise-floor", metric="excess mean", value=0.002, limit=0.01, samples=500,
+        reason=f"E 1.4e+13 of {bound}, K 61.1 of 20",
+    )  # fmt: skip
+    part = replace(whole, scope="node=c-1", value=0.5, samples=10, reason="E 7.4e+13, 1.4e+13 of the sum")
+    one = decision("advise", "over the limit: X3-noise-floor", directive(), evaluations=(whole, part))
+    assert (
+        f"Rule X3-noise-floor (X3) had its evidence together: 1.4e+13 where {float(bound):.3g} trips. It comes"
+        " from node c-1, with mean excess 0.5 nats over 5 min (limit 0.01 nats), from 10 pairs."
+    ) in told(one)
+
+
+def test_where_it_sits_is_not_said_of_traffic_that_is_judged_as_one() -> None:
+    """Its cells have no nodes and no classes: that none of them carries it was never looked at."""
+    users = replace(CAUSE, rule="B1-p99", metric="ttft_us p99", located=None, scope="rollout", pair_ids=())
+    text = told(decision("trip", "fallback: B1-p99", tripped(cause=users)))
+    assert "No place is known of it: the rule judges user traffic as one." in text
+    assert "not confined" not in text
+
+
 def test_level_two_and_fallback() -> None:
     earlier = tuple(replace(TRIP, directive=tripped(generation=number, cause=CAUSE)) for number in (1, 2))
     escalated = decision(

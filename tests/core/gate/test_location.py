@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.core.gate.location import locate, locate_inside
 from pipeline.core.gate.metrics import COUNT, EXCESS, Vec
+from pipeline.core.gate.policy import ACTIONS, ActionName
 from pipeline.core.gate.relative import held_as
 from pipeline.core.gate.windows import Scope
 from pipeline.policy_file import parse_policy
@@ -161,6 +162,21 @@ def test_two_faulty_nodes_trip_as_one_roll_out_with_each_of_them_told() -> None:
     assert cause.located is None
     over = {one.scope for one in decisions(effects)[0].evaluations if one.verdict == "trip"}
     assert over >= {"rollout"} or over >= {"node=c-0", "node=c-1"}
+
+
+@pytest.mark.parametrize("action", [action for action in ACTIONS if action != "advise"])
+def test_every_action_that_moves_something_says_where_it_sits(action: ActionName) -> None:
+    """Known-bad: a pause that had not looked, and was explained as "not confined to one class of traffic"."""
+    scope = "node" if action == "eject_node" else "rollout"
+    bench = Bench.started(
+        f"rules: [{{id: r, metric: kl_lower, window: 10s, limit: 0.01, scope: {scope}, action: {action}}}]"
+    )
+    bad, good = [0.2] * 100, [0.001] * 900
+    cells = [pair_cell(bad + good), pair_cell(bad, "node", "c-1"), pair_cell(good, "node", "c-2")]
+    bench.run(T0, T0, lambda _: [PopulationCells(canary(), cells)])
+    cause = bench.control[NAME].cause
+    assert cause is not None
+    assert cause.located == Located(dimension="node", value="c-1", share_of_excess=1.0, share_of_traffic=0.1)
 
 
 @pytest.mark.parametrize(("spike", "said"), [(3.0, "pass"), (3.8, "pass"), (3.9, "trip")])
