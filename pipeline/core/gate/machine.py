@@ -137,6 +137,7 @@ def begin(
 ) -> RolloutMemory:
     """A new generation at its first weight step."""
     same_canary = before is not None and version_keys(spec.arms)["canary"] in before.weights
+    tripped = before is not None and before.state == "tripped" and not before.retired
     return RolloutMemory(
         rollout=spec.rollout,
         generation=1 if before is None else before.generation + 1,
@@ -150,7 +151,7 @@ def begin(
         folded=evidence_from - 1,
         weights=split(spec, spec.steps[0]),
         last_promoted=split(spec, 0.0),
-        streak=before.streak if before is not None and same_canary and not before.retired else 0,
+        streak=before.streak if before is not None and same_canary and tripped else 0,
     )
 
 
@@ -179,6 +180,7 @@ def abort(memory: RolloutMemory, spec: RolloutSpec, by: str) -> RolloutMemory:
         weights=nothing,
         last_promoted=nothing,
         level=1,
+        streak=0,
         cause=Cause(rule="abort", also=(f"by {by}",)),
     )
 

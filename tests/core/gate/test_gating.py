@@ -380,6 +380,25 @@ def test_three_trips_in_a_row_are_level_2() -> None:
     assert levels == [1, 1, 2]
 
 
+@pytest.mark.parametrize("between", ["nothing", "abort"])
+def test_a_generation_that_does_not_trip_breaks_the_row(between: str) -> None:
+    """Three consecutive generations (R2). Known-bad: trips counted over whatever came between them."""
+    bench = Bench.started()
+    levels = []
+    for generation in (1, 2, 3, 4):
+        second = T0 + 30 * generation
+        score = 0.001 if generation == 3 else 0.2
+        cells = [PopulationCells(canary(generation=generation), [pair_cell([score] * 100)])]
+        effects = bench.run(
+            second - 29, second, lambda at, cells=cells, last=second: cells if at == last else None
+        )
+        levels += [one.directive.level for one in effects if one.directive is not None and one.decision]
+        if generation == 3 and between == "abort":
+            bench.command(command("abort", "a"), us(second + 16))
+        bench.command(command("new_generation", f"g{generation}"), us(second + 17))
+    assert levels == [1, 1, 1]
+
+
 def test_policy_change_zeroes_the_windows() -> None:
     """R5: loading and zeroing are one change; epoch moves, generation does not."""
     bench = Bench.started()
