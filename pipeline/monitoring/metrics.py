@@ -372,7 +372,8 @@ METRICS: Final = (
         _gauge("klaxon_rollout_canary_ratio", "ratio", "canary_millionths", millionths,
             meaning="The canary's share of traffic."),
         _gauge("klaxon_rollout_coverage_ratio", "ratio", "coverage_millionths", millionths,
-            meaning="Scored pairs ÷ expected ones, over the policy's window; absent while none is expected."),
+            meaning="Scored pairs ÷ expected ones, over the policy's window; absent while none is expected, "
+            "and once the roll-out is tripped or promoted."),
         _gauge("klaxon_rollout_expected_pairs", "", "expected_pairs",
             meaning="Pairs expected in that window."),
     ),

@@ -138,8 +138,8 @@ def _of_cause(cause: Cause, rule: Rule | None, tripping: list[Evaluation]) -> Re
 
 
 def _of_evaluations(name: str, rule: Rule | None, tripping: list[Evaluation]) -> Reason:
-    """The whole roll-out if it was over there, else the part that was over most; of sequential evidence, whose
-    sum is told with the whole, the part that carries it."""
+    """The whole roll-out if it was over there, else the part that was over most; of sequential evidence,
+    whose sum is told with the whole, the part that carries it."""
     known = Reason(
         rule=name,
         capability=None if rule is None else rule.capability,

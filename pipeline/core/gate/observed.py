@@ -39,7 +39,8 @@ def _of(run: Run) -> dict[str, int]:
         "blind": int(bool(memory.blind)),
         "canary_millionths": round(canary / 100 * MILLION),
     }
-    coverage = None if run.last is None else run.last.coverage
+    # Of what is decided for good it stands as it was then, and nobody can bring it back.
+    coverage = None if run.last is None or memory.final else run.last.coverage
     if coverage is not None:
         said["expected_pairs"] = coverage.expected
         if coverage.value is not None:

@@ -236,8 +236,8 @@ def test_sequential_evidence_of_a_rule_that_observes_comes_from_the_scope_that_c
     part = replace(whole, scope="node=c-1", value=0.5, samples=10, reason="E 7.4e+13, 1.4e+13 of the sum")
     one = decision("advise", "over the limit: X3-noise-floor", directive(), evaluations=(whole, part))
     assert (
-        f"Rule X3-noise-floor (X3) had its evidence together: 1.4e+13 where {float(bound):.3g} trips. It comes"
-        " from node c-1, with mean excess 0.5 nats over 5 min (limit 0.01 nats), from 10 pairs."
+        f"Rule X3-noise-floor (X3) had its evidence together: 1.4e+13 where {float(bound):.3g} trips. It"
+        " comes from node c-1, with mean excess 0.5 nats over 5 min (limit 0.01 nats), from 10 pairs."
     ) in told(one)
 
 

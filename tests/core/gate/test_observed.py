@@ -39,6 +39,8 @@ def test_a_rollout_shows_its_state_share_and_coverage() -> None:
     bench.run(T0 + 21, T0 + 40, lambda _: [PopulationCells(canary(), [pair_cell([0.4] * 50)])])
     said = bench.core.rollout_gauges(9)["chat"]
     assert (said["tripped"], said["canary_millionths"]) == (1, 0)
+    assert "coverage_millionths" not in said, "it would stay low, and its alert with it, until it is retired"
+    assert "expected_pairs" not in said
     bench.write(bench.core.renew(us(T0 + 41)))
     assert bench.core.rollout_gauges(9)["chat"]["blind"] == 0, "a final state needs no sight"
 
