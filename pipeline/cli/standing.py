@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from pipeline.cli.gate_link import believed_directives, newest, require_topics
 from pipeline.config import Config, GateConfig
+from pipeline.core.cells import node_and_context
 from pipeline.core.gate.answer import Obstacle, Told, obstacles, span
 from pipeline.core.gate.progress import Progress
 from pipeline.core.gate.state import RolloutMemory, StateError, decode_state
@@ -129,7 +130,7 @@ def obstacles_of(one: Standing, now_us: int, silent_after_us: int = SILENT_AFTER
         generation=one.generation,
         state=one.state,
         retired=one.retired,
-        paused_by=None if one.cause is None else one.cause.rule,
+        paused_by=_held_by(one),
         blind=one.blind,
         evidence_from=one.evidence_from,
         progress=one.progress,
@@ -138,6 +139,17 @@ def obstacles_of(one: Standing, now_us: int, silent_after_us: int = SILENT_AFTER
         silent_after_us=silent_after_us,
     )
     return obstacles(told, now_us)
+
+
+def _held_by(one: Standing) -> str | None:
+    """The rule behind a pause or an exclusion; None: no rule, or unknown. A cause that names an ejected node
+    is the ejection's, which came after."""
+    if one.cause is None:
+        return None
+    dimension, _, value = (one.cause.scope or "").partition("=")
+    node = node_and_context(value)[0] if dimension == "node_context" else value
+    ejection = dimension in ("node", "node_context") and node in one.ejected_nodes
+    return None if ejection else one.cause.rule
 
 
 def human(one: Standing, now_us: int, silent_after_us: int = SILENT_AFTER_US) -> str:

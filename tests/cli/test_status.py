@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from pipeline.cli.standing import deciding, human, standings, step_due
@@ -26,6 +27,7 @@ from tests.core.gate.build import (
     quick_requests,
     us,
 )
+from tests.core.gate.test_left_out import EJECT, fleet
 
 
 def record(topic: Topic, value: bytes, append_us: int = 0) -> Record:
@@ -150,6 +152,21 @@ def test_what_gets_no_canary_is_named() -> None:
     (one,) = bench_standings(bench, us(T0 + 1))
     assert "  without canary: node gpu-3, node gpu-4, context >2048" in human(one, us(T0 + 1))
     assert msgspec.to_builtins(one)["ejected_nodes"] == ("gpu-3", "gpu-4")
+
+
+@pytest.mark.parametrize("state", ["paused", "narrowed"])
+def test_what_holds_is_not_laid_at_the_door_of_an_ejection_that_came_after(state: str) -> None:
+    """Known-bad: `it is paused by ruler`, which ejects nodes and pauses nothing."""
+    bench = Bench.started(EJECT)
+    bench.command(command("pause", "p"), us(T0))
+    bench.run(T0, T0 + 10, healthy_pairs(), lambda second: fleet(second, ill={"c-3": 200_000}))
+    (one,) = bench_standings(bench, us(T0 + 26))
+    assert (one.state, one.ejected_nodes) == ("paused", ("c-3",))
+    assert one.cause is not None
+    told = human(replace(one, state=state), us(T0 + 26))
+    assert f"waits for: it is {state}: " in told
+    by_rule = replace(one, state=state, cause=replace(one.cause, rule="G3", scope="node=c-4"))
+    assert f"waits for: it is {state} by G3: " in human(by_rule, us(T0 + 26))
 
 
 def test_the_memory_tells_what_was_written() -> None:
