@@ -5,8 +5,8 @@ thing they belong to. A metric says which thing and which name; units become Pro
 seconds). Nothing is counted for Prometheus alone, and nothing is done per event for it.
 
 **Labels are bounded.** `topic`, `outcome`, `reason`, `kind`, `what`: closed lists. `partition`: the topic's.
-`gating_partition`: 4. `rollout`: at most MOST_ROLLOUTS per gating partition, in the order of their names; how
-many are left out is a metric. No label holds what an event says; a roll-out's name is its operator's.
+`gating_partition`: 4. `rollout`: at most MOST_ROLLOUTS per gating partition, those that began last; how many
+are left out is a metric. No label holds what an event says; a roll-out's name is its operator's.
 """
 
 from __future__ import annotations

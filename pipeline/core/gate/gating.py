@@ -272,7 +272,7 @@ class GateCore:
         }
 
     def rollout_gauges(self, most: int) -> dict[str, dict[str, int]]:
-        """The same of each roll-out, the first `most` by name: its state, share of traffic and coverage."""
+        """The same of each roll-out, the `most` that began last: its state, share of traffic and coverage."""
         return rollout_gauges(self._runs.values(), most)
 
     # --- one second ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import nsmallest
 from typing import Final
 
 from pipeline.core.gate.run import Run
@@ -24,9 +25,11 @@ def evidence_gauges(runs: Iterable[Run]) -> dict[str, int]:
 
 
 def rollout_gauges(runs: Iterable[Run], most: int) -> dict[str, dict[str, int]]:
-    """By roll-out, the first `most` by name that are not retired."""
-    live = sorted((run for run in runs if not run.memory.retired), key=lambda run: run.memory.rollout)
-    return {run.memory.rollout: _of(run) for run in live[:most]}
+    """By roll-out, the `most` that began last and are not retired: of those that nobody retires, what goes on
+    today must not be what is left out."""
+    live = [run for run in runs if not run.memory.retired]
+    newest = nsmallest(most, live, key=lambda run: (-run.memory.start_us, run.memory.rollout))
+    return {run.memory.rollout: _of(run) for run in newest}
 
 
 def _of(run: Run) -> dict[str, int]:
