@@ -140,12 +140,17 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "KlaxonForeignDirectives": (
         Case("", {'klaxon_foreign_directives_total{gating_partition="0"}': "0x5 1x20"}, 120, 1),
+        Case("", {'klaxon_foreign_directives_total{gating_partition="0"}': "_x5 1x20"}, 120, 1),
+        Case("", {'klaxon_foreign_directives_total{gating_partition="0"}': "1x100"}, 1200, 0),
         Case("", {'klaxon_foreign_directives_total{gating_partition="0"}': "0x20"}, 120, 0),
     ),
     "KlaxonRefused": (
         Case("", {'klaxon_refused_total{what="directive",reason="wrong_signature"}': "0x5 1x20"}, 120, 1),
         Case("", {'klaxon_refused_total{what="directive",reason="replayed"}': "0x5 1x20"}, 120, 1),
         Case("", {'klaxon_refused_total{what="directive",reason="replayed"}': "4x20"}, 120, 0),
+        Case("", {'klaxon_refused_total{what="command",reason="unsigned"}': "_x5 1x20"}, 120, 1),
+        Case("", {'klaxon_refused_total{what="command",reason="unsigned"}': "1x100"}, 1200, 0),
+        Case("", {'klaxon_refused_total{what="command",reason="expired"}': "_x5 1x20"}, 120, 0),
         Case("", {'klaxon_refused_total{what="command",reason="rule"}': "0x5 9x20"}, 120, 0),
         Case("", {'klaxon_refused_total{what="directive",reason="expired"}': "0x5 9x20"}, 120, 0),
     ),
