@@ -66,11 +66,14 @@ class RolloutEvidence:
     worst: WorstPairs = field(init=False)
     mismatched: int = 0
     """Pairs and requests seen whose versions are not those under test."""
+    _left_out_of_all: LeftOut = NOTHING
+    """Of it, what is compared of no arm."""
     _masks: dict[Arm, int] = field(default_factory=dict)
     _takers: dict[tuple[Family, Arm], Takers] = field(default_factory=dict)
     """As far as asked for."""
 
     def __post_init__(self) -> None:
+        self._left_out_of_all = self.left_out.of_any_node()
         self.rules = self._judged()
         self._silence()
         self.coverage = JudgedCoverage.of(self.policy.coverage)
@@ -209,7 +212,7 @@ class RolloutEvidence:
 
     def _side(self, judged: Judged, family: Family, arm: Arm) -> Side | None:
         if arm == "baseline" and judged.rule.relative_to == arm and judged.rule.metric.family == family:
-            return BaselineSide.of(judged)
+            return BaselineSide.of(judged, self._left_out_of_all)
         if not _is_of(judged.rule, family, arm):
             return None
         return Remaining.of(judged, self.left_out) if arm == "canary" and self.left_out.exclusions else judged
@@ -222,7 +225,7 @@ class RolloutEvidence:
         cells = list(opened)
         for family, placed in cells:
             self.patch(family, placed, -1)
-        self.left_out = left_out
+        self.left_out, self._left_out_of_all = left_out, left_out.of_any_node()
         self._takers.clear()
         self._silence()
         for family, placed in cells:

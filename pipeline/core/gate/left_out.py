@@ -28,6 +28,7 @@ _EVERYTHING: Final = -1
 """A context limit that every length is over."""
 _FLOORS: Final = {context_class(limit + 1): limit for limit in (_EVERYTHING, *CONTEXT_LIMITS)}
 """Exclusive context class → the limit that all of it is over."""
+_NODES: Final = frozenset({"node", "node_context"})
 _NODES_AND_CONTEXTS: Final = frozenset({"node", "context", "node_context"})
 _STRATUM: Final = ("request_type", "context_class", "sampling", "cache_hit", "hardware")
 """Parts of a stratum's value, in order."""
@@ -116,8 +117,12 @@ class LeftOut:
         """Whether nothing of this scope is left."""
         return bool(self.exclusions) and self._index(len(self.exclusions)).covers(scope)
 
+    def of_any_node(self) -> LeftOut:
+        """Without what is left out of single nodes: classes of traffic, which all arms have."""
+        return LeftOut(tuple(one for one in self.exclusions if one.dimension not in _NODES))
+
     def parts(self, cell: Cell, second: int, *, strata: bool = False) -> Iterator[Part]:
-        """What a cell of the canary in this second adds to, and what it is taken out of.
+        """What a cell of an arm in this second adds to, and what it is taken out of.
 
         `strata`: its family has them (requests).
         """

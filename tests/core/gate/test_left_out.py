@@ -459,6 +459,51 @@ def test_known_bad_left_in_it_would_trip_them() -> None:
     assert kinds(bench.run(T0, T0 + 30, healthy_pairs(), by_type))[-1] == "trip"
 
 
+RULED = """
+rules:
+  - {id: part, metric: kl_lower, window: 5s, limit: 0.05, min_samples: 20,
+     scope: [rollout, context], action: narrow}
+  - {id: ruler, metric: ttft_us, statistic: p99, relative_to: baseline, window: 5s, limit: 1.15,
+     min_samples: 50, scope: [SCOPE], action: rollback_l1}
+coverage: {window: 5s, min_samples: 10}
+"""
+
+
+def mixed(arm: str, node: str, short_us: int, long_us: int) -> PopulationCells:
+    """A second's requests of an arm: half of the prompts are long, and those take a second and a half."""
+    short, long = [short_us] * 30, [long_us] * 30
+    version = "v1" if arm == "baseline" else "v2"
+    return PopulationCells(
+        canary(arm, version, differs=0),
+        [
+            request_cell(short + long),
+            request_cell(short + long, "node", node),
+            request_cell(short + long, "context", ">512"),
+            request_cell(long, "context", ">2048"),
+            request_cell(short + long, "node_context", f"{node}|>512"),
+            request_cell(long, "node_context", f"{node}|>2048"),
+            request_cell(short, "stratum", "chat|<=2048|greedy|none|H100"),
+            request_cell(long, "stratum", "chat|>8192|greedy|none|H100"),
+        ],
+    )
+
+
+@pytest.mark.parametrize("scope", ["rollout", "context", "node", "stratum"])
+@pytest.mark.parametrize(("short_us", "kind"), [(100_000, None), (150_000, "trip")])
+def test_an_excluded_class_is_compared_of_no_arm(scope: str, short_us: int, kind: str | None) -> None:
+    """G7. Known-bad: the canary's short prompts against the baseline's p99 of all, which nothing is over."""
+    bench = Bench.started(RULED.replace("SCOPE", scope))
+    alike = [mixed("baseline", "b-0", 100_000, 1_500_000), mixed("canary", "c-0", 100_000, 1_500_000)]
+    assert kinds(bench.run(T0, T0 + 8, prompts(0.3), lambda _: alike)) == ["narrow"]
+    now = [mixed("baseline", "b-0", 100_000, 1_500_000), mixed("canary", "c-0", short_us, 1_500_000)]
+    bench.command(command("resume", "r"), us(T0 + 9 + LATENESS_S))
+    effects = bench.run(T0 + 9, T0 + 30, prompts(0.3), lambda _: now)
+    assert [one for one in kinds(effects) if one == "trip"] == ([] if kind is None else [kind])
+    if kind is None:
+        heir = bench.crash()
+        assert "trip" not in kinds(heir.run(T0 + 31, T0 + 32, prompts(0.3), lambda _: now))
+
+
 def test_a_deviation_that_is_everywhere_is_the_versions_fault() -> None:
     bench = Bench.started(NARROW)
     effects = bench.run(T0, T0 + 8, prompts(0.2, 0.2))
