@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from pipeline.cli.demo.ports import free_port
 from tests.faults.proxy import Proxy, proxy
 from tests.kafka.waiting import eventually
 from tests.listening import listening
@@ -20,9 +20,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @asynccontextmanager
 async def through() -> AsyncIterator[tuple[Proxy, int]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     async with listening(echo) as behind, proxy(port, behind) as made:
         yield made, port
 
@@ -75,13 +73,9 @@ async def test_a_stall_keeps_connections_and_every_byte_until_its_end() -> None:
         await closed(writer, late_writer)
 
 
-async def test_a_broker_that_is_down_ends_the_connection() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        listen = probe.getsockname()[1]
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        async with proxy(listen, nobody.getsockname()[1]):
-            reader, writer = await asyncio.open_connection("127.0.0.1", listen)
-            assert await reader.read() == b""
-            await closed(writer)
+async def test_a_broker_that_is_down_ends_the_connection(nowhere: str) -> None:
+    listen = free_port()
+    async with proxy(listen, int(nowhere.rpartition(":")[2])):
+        reader, writer = await asyncio.open_connection("127.0.0.1", listen)
+        assert await reader.read() == b""
+        await closed(writer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,14 @@ def embedded(tmp_path: Path) -> Iterator[Broker]:
     """The embedded broker, started for this test, without topics."""
     with tansu(tmp_path / "broker.log") as broker:
         yield broker
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """An address that refuses every connection, and is given to nobody else meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ may, but who logs in as ADMIN.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline.cli.demo.ports import free_port
 from pipeline.config import KafkaConfig
 from pipeline.secret import Secret
 from tests.conftest import required_or_skip
@@ -136,7 +135,7 @@ def secure_kafka(folder: Path, users: Iterable[str]) -> Iterator[SecureKafka]:
     authority.certificate("broker")
     properties = authority.folder / "server.properties"
     properties.write_text(PROPERTIES.format(folder=authority.folder, admin=ADMIN, authorizer=AUTHORIZER))
-    scram, mtls = _free_addresses(2)
+    scram, mtls = (f"127.0.0.1:{free_port()}" for _ in range(2))
     variables = {
         "KAFKA_JVM": SHORT_LIVED,
         "KAFKA_LISTENERS": f"SASL_SSL://{scram},SSL://{mtls},",
@@ -157,9 +156,3 @@ def secure_kafka(folder: Path, users: Iterable[str]) -> Iterator[SecureKafka]:
             yield SecureKafka(folder, broker_of(config), scram, mtls, authority)
         finally:
             kafka_sh("stop", folder)
-
-
-def _free_addresses(count: int) -> list[str]:
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]

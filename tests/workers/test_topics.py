@@ -9,7 +9,6 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from click.testing import CliRunner
 
-from pipeline.cli.demo.ports import free_port
 from pipeline.cli.exits import CommandError, Exit
 from pipeline.cli.topics import topics
 from pipeline.config import KafkaConfig
@@ -119,21 +118,16 @@ async def test_the_probe_alone_finds_producer_times(kafka: Broker) -> None:
     ]
 
 
-def _nobody_listens_here() -> str:
-    return f"127.0.0.1:{free_port()}"
-
-
-async def test_an_absent_broker_is_named() -> None:
-    address = _nobody_listens_here()
-    with pytest.raises(BrokerAwayError, match=f"cannot reach Kafka at {address}"):
-        await topic_plan.create(KafkaConfig(bootstrap=address))
+async def test_an_absent_broker_is_named(nowhere: str) -> None:
+    with pytest.raises(BrokerAwayError, match=f"cannot reach Kafka at {nowhere}"):
+        await topic_plan.create(KafkaConfig(bootstrap=nowhere))
 
 
 @pytest.mark.parametrize("command", ["create", "check"])
 def test_commands_give_up_on_an_absent_broker_with_exit_code_3(
-    command: str, monkeypatch: pytest.MonkeyPatch
+    command: str, nowhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KLAXON_KAFKA_BOOTSTRAP", _nobody_listens_here())
+    monkeypatch.setenv("KLAXON_KAFKA_BOOTSTRAP", nowhere)
     monkeypatch.setenv("KLAXON_KAFKA_CONNECT_TIMEOUT_S", "1")
     result = CliRunner().invoke(topics, [command, "--json"])
     assert isinstance(result.exception, CommandError)
