@@ -44,10 +44,11 @@ class RouterSeen:
         self.changed.set()
 
     async def read(self, process: asyncio.subprocess.Process) -> None:
-        """Until its output ends."""
+        """Until its output ends. What its end has cut short is no line."""
         assert process.stdout is not None
         async for line in process.stdout:
-            self.take(line)
+            if line.endswith(b"\n"):
+                self.take(line)
 
     async def until(self, done: Callable[[Line], bool], what: str) -> Line:
         """Wait until its newest line is such a one."""

@@ -105,8 +105,12 @@ class Worker:
             await asyncio.sleep(0.05)
 
     def gauges(self) -> dict[str, dict[str, int]]:
-        """What its newest line of gauges says, {} before the first; see `GAUGES_EVERY_SECOND`."""
-        lines = [line for line in self.log.splitlines() if f"{self.kind}: gauges " in line]
+        """What its newest line of gauges says, {} before the first; see `GAUGES_EVERY_SECOND`.
+
+        A line that its end has cut short counts for nothing.
+        """
+        whole = self.log.rpartition("\n")[0]
+        lines = [line for line in whole.splitlines() if f"{self.kind}: gauges " in line]
         if not lines:
             return {}
         said: dict[str, dict[str, int]] = json.loads(lines[-1].partition(": gauges ")[2])

@@ -25,3 +25,4 @@ async def test_a_line_that_is_still_being_written_is_not_read(tmp_path: Path) ->
         assert worker.log.endswith("}\n")
         await worker.kill()
         assert '{"rea' in worker.log, "what an ended process said last is read, whole or not"
+        assert worker.gauges() == {"process": {"reads": 1}}
