@@ -31,7 +31,7 @@ from tests.faults.load import JOIN_TIMEOUT_S, MIB, PARTITIONS, SETTINGS, Load, l
 from tests.kafka.broker import Broker, apache_kafka
 from tests.kafka.records import fresh_topics, now_us
 from tests.kafka.waiting import eventually
-from tests.workers.events import answer, request
+from tests.workers.events import answer, request, soon_us
 
 CELLS: Final = 2_048
 CATCH_ALLS: Final = 3
@@ -156,7 +156,7 @@ async def one_hot_signature(on: Load, pairs: int) -> Outcome:
     }
     alike = {arm: random.Random(11) for arm in arms}  # the same pair ids on both arms
     for _ in range(pairs // per_record):
-        ts_us = now_us()
+        ts_us = soon_us()
         for arm, batches in arms.items():
             batches._rng = alike[arm]
             await on.send(Topic.LOGITS, 0, batches.take(ts_us, signature=signature))
@@ -167,7 +167,7 @@ async def one_hot_signature(on: Load, pairs: int) -> Outcome:
     ambiguous, first_us = 0, 0
     for number in range(20):
         for batches in nameless.values():
-            await on.send(Topic.LOGITS, 0, batches.take(now_us() + number, signature=signature))
+            await on.send(Topic.LOGITS, 0, batches.take(soon_us() + number, signature=signature))
             first_us = first_us or on.last_us[Topic.LOGITS.value, 0]
     in_time = on.last_us[Topic.LOGITS.value, 0] - first_us < JOIN_TIMEOUT_S * 1_000_000
     await on.until_counted(JOIN_TIMEOUT_S + 1)
@@ -194,7 +194,7 @@ async def endless_unmatched(on: Load, records: int, *, large: bool, by_time: boo
     before = on.said.counted(Topic.LOGITS)["unmatched.no_baseline"]
     began_s, size = time.monotonic(), 0
     for _ in range(records):
-        value = batches.take(now_us())
+        value = batches.take(soon_us())
         size = max(size, len(value))
         await on.send(Topic.LOGITS, 1, value, squeezed=large)
     took_s = time.monotonic() - began_s
@@ -223,7 +223,7 @@ async def endless_unmatched(on: Load, records: int, *, large: bool, by_time: boo
 async def more_cells_than_fit(on: Load, rollouts: int, nodes: int) -> Outcome:
     """One request of every node of every roll-out, all in one second of one source."""
     on.begin()
-    topic, ts_us = Topic.REQUESTS, now_us()
+    topic, ts_us = Topic.REQUESTS, soon_us()
     before = on.said.counted(topic)
     events = [
         request(
@@ -287,15 +287,15 @@ async def impossible_events(on: Load, times: int) -> Outcome:
     for round_ in range(times):
         for at, bad in enumerate(_BAD):
             name = f"{round_}-{at}"
-            halves = [answer(now_us(), arm, name) for arm in ("baseline", "canary")]
-            spoilt = answer(now_us(), "canary", f"bad-{name}") | bad
+            halves = [answer(soon_us(), arm, name) for arm in ("baseline", "canary")]
+            spoilt = answer(soon_us(), "canary", f"bad-{name}") | bad
             await on.send(Topic.LOGITS, 0, json.dumps([halves[0], spoilt, halves[1]]).encode(), JSON)
             pairs, refused = pairs + 1, refused + 1
     largest = million_positions((BROKER_LIMIT - 1_500) // 8)
     whole = million_positions(1_000_000)
     await on.send(Topic.LOGITS, 0, largest, JSON)
     await on.send(Topic.LOGITS, 0, whole, JSON, squeezed=True)
-    after = [answer(now_us(), arm, "after") for arm in ("baseline", "canary")]
+    after = [answer(soon_us(), arm, "after") for arm in ("baseline", "canary")]
     await on.send(Topic.LOGITS, 0, json.dumps(after).encode(), JSON)
     pairs, refused = pairs + 1, refused + 2
     await on.until_counted()

@@ -22,6 +22,7 @@ from schemas.buckets import FinalBuckets
 from schemas.columns import BatchHeader
 from schemas.topics import COLUMNS, CONTENT_TYPE, JSON, Topic
 from tests.conftest import REPOSITORY
+from tests.faults.crew import held_by
 from tests.faults.test_upgrade import later_memory
 from tests.faults.upgrade import command, of_version_2
 from tests.kafka.broker import Broker
@@ -30,7 +31,7 @@ from tests.kafka.records import Written, committed_offsets, dump, now_us, produc
 from tests.kafka.waiting import eventually
 from tests.store.folder import migrated
 from tests.store.records import final, packed, pair_batch
-from tests.workers.events import answer, encoded, request, start_command
+from tests.workers.events import answer, encoded, request, soon_us, start_command
 from tests.workers.fleet import QUICK, SEAT, decisions
 
 pytestmark = [
@@ -120,11 +121,11 @@ def _complaints(worker: Worker) -> list[str]:
 
 
 def _request(pair_id: str) -> Written:
-    return Written(Topic.REQUESTS, encoded(request(now_us(), pair_id=pair_id)), partition=0)
+    return Written(Topic.REQUESTS, encoded(request(soon_us(), pair_id=pair_id)), partition=0)
 
 
 def _halves(pair_id: str) -> tuple[Written, Written]:
-    baseline, canary = (encoded(answer(now_us(), arm, pair_id)) for arm in ("baseline", "canary"))
+    baseline, canary = (encoded(answer(soon_us(), arm, pair_id)) for arm in ("baseline", "canary"))
     return Written(Topic.LOGITS, baseline, partition=0), Written(Topic.LOGITS, canary, partition=0)
 
 
@@ -132,10 +133,10 @@ def _envelope(topic: Topic) -> Written:
     """Three requests, or one pair, as a later release's gateway sends them."""
     header = BatchHeader("gateway", 0, {})
     if topic is Topic.REQUESTS:
-        events = [request(now_us(), pair_id=f"e{number}") for number in range(3)]
+        events = [request(soon_us(), pair_id=f"e{number}") for number in range(3)]
         value = codec.encode_requests(codec.decode_requests(encoded(events), JSON).columns, header)
     else:
-        halves = [answer(now_us(), arm, "e") for arm in ("baseline", "canary")]
+        halves = [answer(soon_us(), arm, "e") for arm in ("baseline", "canary")]
         value = codec.encode_logits(codec.decode_logits(encoded(halves), JSON).columns, header)
     return Written(topic, of_version_2(value), partition=0, content_type=COLUMNS)
 
@@ -223,9 +224,7 @@ async def _mixed(
     ):
         await pair.until_log("pair: assigned klaxon.logits/0, klaxon.logits/1")
         async with Worker("pair", broker, log_folder, environment=OTHER) as other:
-            await other.until_log("pair: assigned klaxon.logits/")
-            foreign = "klaxon.logits/" + other.log.partition("pair: assigned klaxon.logits/")[2][:1]
-            await pair.until_log("pair: assigned klaxon.logits/")
+            (_, (foreign,)) = await eventually(lambda: _one_each([pair, other]))
             await gate.until_log(f"gating partition {SEAT}: taken")
             enough = asyncio.Event()
             traffic = asyncio.create_task(_healthy(broker, enough))
@@ -236,6 +235,12 @@ async def _mixed(
             finally:
                 enough.set()
                 await traffic
+
+
+async def _one_each(workers: list[Worker]) -> list[list[str]]:
+    """What each holds, once it is one partition."""
+    held = [sorted(held_by(worker)) for worker in workers]
+    return held if sorted(held) == [["klaxon.logits/0"], ["klaxon.logits/1"]] else []
 
 
 def _start() -> Written:

@@ -18,12 +18,12 @@ from schemas.topics import Topic
 from tests.conftest import REPOSITORY
 from tests.kafka.broker import KAFKA_SH, SHORT_LIVED, Broker
 from tests.kafka.processes import Worker
-from tests.kafka.records import Written, now_us, produce
+from tests.kafka.records import Written, produce
 from tests.kafka.secure import ADMIN, Authority, SecureKafka, secure_kafka
 from tests.monitoring.firings import seen, total
 from tests.monitoring.installation import until_ready
 from tests.monitoring.scraping import address_of
-from tests.workers.events import encoded, request
+from tests.workers.events import encoded, request, soon_us
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -89,7 +89,7 @@ async def test_a_password_is_rotated_while_its_worker_runs(
         changed = await asyncio.to_thread(tool, *changing)
         assert changed.returncode == 0, changed.stderr
         # Its connections stand.
-        await produce(secured.open, [Written(Topic.REQUESTS, encoded(request(now_us())), partition=0)])
+        await produce(secured.open, [Written(Topic.REQUESTS, encoded(request(soon_us())), partition=0)])
         await seen(at, lambda now: total(now, "measure", "klaxon_counted_total", outcome="requests") == 1)
         # Whoever connects anew with the old one is refused.
         async with Worker("measure", secured.as_user(USER), log_folder) as late:

@@ -52,11 +52,11 @@ from schemas.buckets import FinalBuckets
 from schemas.topics import CONTENT_TYPE, TICK, Topic
 from tests.kafka.broker import Broker, broker_of
 from tests.kafka.processes import KLAXON, Worker
-from tests.kafka.records import committed_offsets, dump, now_us
+from tests.kafka.records import committed_offsets, dump
 from tests.kafka.secure import ADMIN, Authority, SecureKafka, secure_kafka
 from tests.kafka.waiting import eventually
 from tests.store.folder import migrated
-from tests.workers.events import answer, encoded, request, start_command
+from tests.workers.events import answer, encoded, request, soon_us, start_command
 from tests.workers.fleet import QUICK, SEAT
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -160,8 +160,8 @@ async def test_a_refusal_names_server_reason_and_setting(
     assert "password-of" not in said
 
 
-async def test_a_broker_that_is_away_refuses_nobody(secured: SecureKafka, unused_tcp_port: int) -> None:
-    away = changed(secured.as_user(ADMIN).config, bootstrap=f"127.0.0.1:{unused_tcp_port}")
+async def test_a_broker_that_is_away_refuses_nobody(secured: SecureKafka, nowhere: str) -> None:
+    away = changed(secured.as_user(ADMIN).config, bootstrap=nowhere)
     with pytest.raises(BrokerAwayError):
         await partition_counts(away, [Topic.CONTROL])
 
@@ -334,7 +334,8 @@ async def test_rights_are_granted_once_and_by_a_super_user_only(secured: SecureK
         row = (Kind.TOPIC, "klaxon.control", LITERAL, "User:somebody", "*", Operation.WRITE, ALLOW)
         await client.send(client.get_random_node(), CreateAcls([row]))
     operator = Config(kafka=secured.as_user(principal("operator")).config)
-    (problem,) = await acl_problems(operator)
+    # The broker answers before it has applied.
+    (problem,) = await eventually(lambda: acl_problems(operator))
     (found,) = await right_findings(operator)
     assert (found.severity, found.code, found.what) == ("warning", "acls", problem.what)
     assert str(problem).startswith(
@@ -491,13 +492,13 @@ async def test_a_roll_out_is_tripped_by_processes_with_their_own_rights_only(
         await pair.until_log("pair: ready")
         await measure.until_log("measure: ready")
         await archive.until_log("archive: ready")
-        # Two seconds ahead: evidence counts from the first whole second after the start of the generation.
-        ts_us = now_us() + 2_000_000
+        # Ahead of time: evidence counts from the first whole second after the start of the generation.
+        ts_us = soon_us()
         arms = ("baseline", "canary")
         answers = [answer(ts_us, arm, f"p{n}", bad=arm == "canary") for n in range(20) for arm in arms]
         await _publish_as_gateway(secured, Topic.LOGITS, answers)
         await _publish_as_gateway(
-            secured, Topic.REQUESTS, [request(now_us(), pair_id=f"p{n}") for n in range(5)]
+            secured, Topic.REQUESTS, [request(soon_us(), pair_id=f"p{n}") for n in range(5)]
         )
         await router.until_log('"state":"tripped"')
 

@@ -11,9 +11,9 @@ from typing import Any
 from schemas.topics import Topic, gating_partition
 from tests.kafka.broker import Broker
 from tests.kafka.processes import Worker
-from tests.kafka.records import Written, dump, now_us, produce
+from tests.kafka.records import Written, dump, produce
 from tests.kafka.waiting import eventually
-from tests.workers.events import answer, encoded, start_command
+from tests.workers.events import answer, encoded, soon_us, start_command
 
 QUICK = {
     "KLAXON_CONTENT_LATENESS_S": "1",
@@ -48,18 +48,19 @@ async def start_rollout(broker: Broker) -> None:
 
 
 async def send_pairs(broker: Broker, count: int, *, bad: bool, first: int = 0) -> None:
-    """Publish `count` pairs of answers, one record per half, both halves of a pair in partition 0."""
+    """Publish `count` pairs of answers, one record per half, both halves of a pair in partition 0.
 
-    def halves(number: int) -> Iterator[Written]:
-        """Made when they are sent: so long as that takes no 3 s, none is late."""
-        # Two seconds ahead: evidence counts from the first whole second after the start of the generation.
-        ts_us = now_us() + 2_000_000
-        for arm in ("baseline", "canary"):
-            half = answer(ts_us, arm, f"p{number}", bad=bad and arm == "canary")
-            yield Written(Topic.LOGITS, encoded(half), partition=0)
+    Ahead of time, as evidence counts from the first whole second after the start of the generation.
+    """
 
-    for number in range(first, first + count):
-        await produce(broker, halves(number))
+    def halves() -> Iterator[Written]:
+        for number in range(first, first + count):
+            ts_us = soon_us()
+            for arm in ("baseline", "canary"):
+                half = answer(ts_us, arm, f"p{number}", bad=bad and arm == "canary")
+                yield Written(Topic.LOGITS, encoded(half), partition=0)
+
+    await produce(broker, halves())
 
 
 @asynccontextmanager

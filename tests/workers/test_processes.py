@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import socket
 from pathlib import Path
 
 import msgspec
@@ -21,12 +20,11 @@ from tests.kafka.records import (
     committed_offsets,
     dump,
     keep_producer_times,
-    now_us,
     produce,
 )
 from tests.kafka.waiting import eventually
 from tests.monitoring.scraping import address_of, get
-from tests.workers.events import encoded, request
+from tests.workers.events import encoded, request, soon_us
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -37,7 +35,7 @@ async def test_a_worker_says_how_big_everything_is(kafka: Broker, log_folder: Pa
     environment = {**QUICK, **GAUGES_EVERY_SECOND}
     async with Worker("measure", kafka, log_folder, environment=environment) as worker:
         await worker.until_log("measure: assigned")
-        await produce(kafka, [Written(Topic.REQUESTS, encoded(request(now_us())))])
+        await produce(kafka, [Written(Topic.REQUESTS, encoded(request(soon_us())))])
 
         async def read() -> bool:
             return worker.gauges().get("process", {}).get("reads", 0) > 0
@@ -78,7 +76,7 @@ async def test_events_become_fresh_cells_and_then_final_buckets(kafka: Broker, l
     async with Worker("measure", kafka, log_folder, environment=QUICK) as worker:
         await worker.until_log("measure: ready")
         for number in range(20):
-            await produce(kafka, [Written(Topic.REQUESTS, encoded(request(now_us(), pair_id=f"p{number}")))])
+            await produce(kafka, [Written(Topic.REQUESTS, encoded(request(soon_us(), pair_id=f"p{number}")))])
 
         async def all_counted() -> bool:
             return _counted(await _finals(kafka)) == 20
@@ -119,9 +117,9 @@ async def test_bad_events_go_to_the_dead_letter_and_cost_only_themselves(
     async with Worker("measure", kafka, log_folder, environment=QUICK) as worker:
         await worker.until_log("measure: ready")
         batch = [
-            request(now_us(), pair_id="a"),
-            request(now_us(), status="x"),
-            request(now_us(), pair_id="b"),
+            request(soon_us(), pair_id="a"),
+            request(soon_us(), status="x"),
+            request(soon_us(), pair_id="b"),
         ]
         await produce(kafka, [Written(Topic.REQUESTS, encoded(batch), partition=0)])
         await produce(kafka, [Written(Topic.REQUESTS, b"\xff{", partition=0)])
@@ -137,18 +135,16 @@ async def test_bad_events_go_to_the_dead_letter_and_cost_only_themselves(
     assert "payload" not in letters[0]
 
 
-async def test_a_worker_waits_for_the_broker_and_its_topics(kafka_session: Broker, log_folder: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        nowhere = broker_of(
-            msgspec.structs.replace(kafka_session.config, bootstrap=f"127.0.0.1:{taken.getsockname()[1]}")
-        )
-    async with Worker("measure", nowhere, log_folder) as worker:
+async def test_a_worker_waits_for_the_broker_and_its_topics(
+    kafka_session: Broker, log_folder: Path, nowhere: str
+) -> None:
+    away = broker_of(msgspec.structs.replace(kafka_session.config, bootstrap=nowhere))
+    async with Worker("measure", away, log_folder) as worker:
         at = await address_of(worker)
         ready, healthy = [await asyncio.to_thread(get, f"{at}/{path}") for path in ("readyz", "healthz")]
         assert (ready.status, ready.json["missing"]) == (503, ["Kafka and its topics are waited for"])
         assert healthy.status == 200
-        await worker.until_log(f"cannot reach Kafka at {nowhere.bootstrap}")
+        await worker.until_log(f"cannot reach Kafka at {nowhere}")
         await worker.until_log("trying again in")
         await worker.until_log("trying again in")
         assert "Traceback" not in worker.log
@@ -174,7 +170,7 @@ async def test_a_fault_point_kills_and_the_successor_goes_on(kafka: Broker, log_
         for number in range(10):
             await produce(
                 kafka,
-                [Written(Topic.REQUESTS, encoded(request(now_us(), pair_id=f"p{number}")), partition=0)],
+                [Written(Topic.REQUESTS, encoded(request(soon_us(), pair_id=f"p{number}")), partition=0)],
             )
             await asyncio.sleep(0.05)
         await worker.until_fault("flush_acked_before_commit")

@@ -20,7 +20,7 @@ from pipeline.workers import topics
 from schemas.topics import Topic
 from tests.cli.test_rollout import SPEC, klaxon, written
 from tests.kafka.broker import Broker
-from tests.kafka.records import Written, now_us, produce
+from tests.kafka.records import Written, now_us, producer, write
 from tests.kafka.waiting import eventually
 from tests.workers.events import answer, encoded, request
 from tests.workers.fleet import SEAT, decisions, fleet
@@ -33,7 +33,7 @@ POLICY = """rules:
   - {id: noise, capability: X3, metric: excess, evidence: anytime, window: 2s, limit: 0.01,
      min_samples: 20, action: rollback_l1, mode: observe}
 sequential: {alpha: 0.05}
-coverage: {window: 2s, min_samples: 10}
+coverage: {window: 2s, min_samples: 20}
 progression: {min_pairs: 50}
 """
 WITH_CONTROL = (
@@ -181,82 +181,75 @@ async def lacks_pairs(broker: Broker) -> str:
 
 
 @dataclass
-class Traffic:
-    """Answers of every arm, a record of each at a time; while `sick`, the canary's are bad."""
+class Flow:
+    """Records of one roll-out, some at a time."""
 
     broker: Broker
-    sick: bool = False
     stopped: bool = False
-    sent: Counter[int] = field(default_factory=Counter)
-    """Pairs by their second."""
 
     async def flow(self) -> None:
         """Until it is stopped."""
-        for turn in itertools.count():
-            if self.stopped:
-                return
-            ts_us = now_us()
-            names = [f"p{turn}-{number}" for number in range(PAIRS_AT_ONCE)]
-            halves = [
-                [
-                    answer(ts_us, arm, name, bad=self.sick and arm == "canary", expected_arms=list(ARMS))
-                    for name in names
-                ]
-                for arm in ARMS
+        async with producer(self.broker) as client:
+            for turn in itertools.count():
+                if self.stopped:
+                    return
+                await write(client, self.made(turn, now_us()))
+                await asyncio.sleep(EVERY_S)
+
+    def made(self, turn: int, ts_us: int) -> list[Written]:
+        """What it sends in this turn."""
+        raise NotImplementedError
+
+
+@dataclass
+class Traffic(Flow):
+    """Answers of every arm, a record of each at a time; while `sick`, the canary's are bad."""
+
+    sick: bool = False
+    sent: Counter[int] = field(default_factory=Counter)
+    """Pairs by their second."""
+
+    def made(self, turn: int, ts_us: int) -> list[Written]:
+        names = [f"p{turn}-{number}" for number in range(PAIRS_AT_ONCE)]
+        halves = [
+            [
+                answer(ts_us, arm, name, bad=self.sick and arm == "canary", expected_arms=list(ARMS))
+                for name in names
             ]
-            await produce(self.broker, [Written(Topic.LOGITS, encoded(one), partition=0) for one in halves])
-            self.sent[ts_us // 1_000_000] += PAIRS_AT_ONCE
-            await asyncio.sleep(EVERY_S)
+            for arm in ARMS
+        ]
+        self.sent[ts_us // 1_000_000] += PAIRS_AT_ONCE
+        return [Written(Topic.LOGITS, encoded(one), partition=0) for one in halves]
 
     def sent_through(self, second: int) -> int:
         """Pairs of this second and before it."""
         return sum(count for one, count in self.sent.items() if one <= second)
 
 
-@dataclass
-class Near:
+class Near(Flow):
     """Answers of every arm of the roll-out `near`."""
 
-    broker: Broker
-    stopped: bool = False
-
-    async def flow(self) -> None:
-        """Until it is stopped."""
-        for turn in itertools.count():
-            if self.stopped:
-                return
-            ts_us = now_us()
-            written = []
-            for arm in ARMS:
-                changes = {"rollout": "near", "expected_arms": list(ARMS)}
-                if arm == "canary":
-                    changes |= {"top_logprobs": NEARLY}
-                halves = [answer(ts_us, arm, f"n{turn}-{at}", **changes) for at in range(PAIRS_AT_ONCE)]
-                written.append(Written(Topic.LOGITS, encoded(halves), partition=0))
-            await produce(self.broker, written)
-            await asyncio.sleep(EVERY_S)
+    def made(self, turn: int, ts_us: int) -> list[Written]:
+        written = []
+        for arm in ARMS:
+            changes = {"rollout": "near", "expected_arms": list(ARMS)}
+            if arm == "canary":
+                changes |= {"top_logprobs": NEARLY}
+            halves = [answer(ts_us, arm, f"n{turn}-{at}", **changes) for at in range(PAIRS_AT_ONCE)]
+            written.append(Written(Topic.LOGITS, encoded(halves), partition=0))
+        return written
 
 
-@dataclass
-class Slow:
+class Slow(Flow):
     """Requests of the roll-out `slow`: the canary's take twice as long."""
 
-    broker: Broker
-    stopped: bool = False
-
-    async def flow(self) -> None:
-        """Until it is stopped."""
-        for turn in itertools.count():
-            if self.stopped:
-                return
-            ts_us = now_us()
-            made = [
-                request(
-                    ts_us, rollout="slow", arm=arm, node=f"{arm}-1", model_version=version, ttft_us=ttft_us,
-                    pair_id=f"{arm}{turn}-{at}", shadow=arm == "canary",
-                )
-                for arm, version, ttft_us in (("baseline", "m1", 50_000), ("canary", "m2", 100_000))
-                for at in range(20)
-            ]  # fmt: skip
-            await produce(self.broker, [Written(Topic.REQUESTS, encoded(made), partition=0)])
-            await asyncio.sleep(EVERY_S)
+    def made(self, turn: int, ts_us: int) -> list[Written]:
+        made = [
+            request(
+                ts_us, rollout="slow", arm=arm, node=f"{arm}-1", model_version=version, ttft_us=ttft_us,
+                pair_id=f"{arm}{turn}-{at}", shadow=arm == "canary",
+            )
+            for arm, version, ttft_us in (("baseline", "m1", 50_000), ("canary", "m2", 100_000))
+            for at in range(20)
+        ]  # fmt: skip
+        return [Written(Topic.REQUESTS, encoded(made), partition=0)]
