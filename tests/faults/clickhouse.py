@@ -28,6 +28,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+from pipeline.cli.demo.ports import free_port
 from pipeline.store.client import connect
 from pipeline.store.migrate import migrate
 from schemas.codec import BatchHeader, decode_requests, encode_requests
@@ -39,7 +40,7 @@ from tests.kafka.processes import GAUGES_EVERY_SECOND, Worker
 from tests.kafka.records import committed_offsets, fresh_topics, now_us
 from tests.kafka.waiting import eventually
 from tests.store.http_server import ALL_MODES, INSERT_MODES
-from tests.system.stack import PATIENCE_S, SECOND, Stack, stack
+from tests.system.stack import NOBODY_DIES, PATIENCE_S, SECOND, Stack, stack
 from tests.system.workload import PARTITIONS, Traffic
 from tests.workers.events import request
 
@@ -65,7 +66,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._port = 0
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -156,7 +157,7 @@ class Archiving:
     def worker(self, fault: str | None = None, defect: str | None = None) -> Worker:
         """An archive, not started yet. One that is to die has a short session: its successor waits."""
         command = (sys.executable, "-m", "tests.faults.bad_archives", defect) if defect else None
-        session = {"KLAXON_KAFKA_SESSION_TIMEOUT_MS": "2000"} if fault else {}
+        session = {"KLAXON_KAFKA_SESSION_TIMEOUT_MS": "2000"} if fault else NOBODY_DIES
         environment = {**self.environment, **session}
         return Worker(
             "archive", self.broker, self.folder, fault=fault, environment=environment, command=command
@@ -399,7 +400,12 @@ async def trips_go_on(server: Server, broker: Broker, folder: Path, seed: int) -
     await asyncio.to_thread(server.empty)
     # Two dozen partitions share one engine: its answers take seconds on a busy machine.
     patience = {"KLAXON_CLICKHOUSE_TIMEOUT_S": "8", "KLAXON_ARCHIVE_BLOCK_AGE_MS": "1000"}
-    variables = {**SETTINGS, **patience, "KLAXON_CLICKHOUSE_DSN": server.dsn}
+    variables = {
+        **SETTINGS,
+        **patience,
+        **NOBODY_DIES,
+        "KLAXON_CLICKHOUSE_DSN": server.dsn,
+    }
     async with stack(broker, folder, variables=variables) as on:
         workers = {kind: on.worker(kind) for kind in ("measure", "pair", "gate", "archive")}
         for worker in workers.values():
@@ -409,11 +415,11 @@ async def trips_go_on(server: Server, broker: Broker, folder: Path, seed: int) -
         server.set("hang")
         traffic = Traffic(seed, "everywhere", seconds=6.0)
         await on.start_rollout(traffic)
+        await _until_fired(server, "hang", 1)  # the start's own decision is to be archived
         began_us = now_us()
         await asyncio.gather(on.play(traffic), on.follower.until(lambda: _trips(on, traffic) != [], "a trip"))
         (tripped_us,) = _trips(on, traffic)
         hung = server.fired()["hang"]
-        assert hung >= 1, "the archive was not stuck yet"
         await _until_fired(server, "hang", hung + 1)
         server.set("up")
         await on.until_archived(on.log())

@@ -25,6 +25,8 @@ from schemas.topics import COLUMNS, CONTENT_TYPE, GATING_PARTITIONS, Topic
 from tests.kafka.broker import Broker
 from tests.kafka.processes import GAUGES_EVERY_SECOND, Worker
 from tests.kafka.waiting import eventually
+from tests.system.stack import NOBODY_DIES
+from tests.workers.events import AHEAD_S
 
 MIB: Final = 1 << 20
 LATENESS_S: Final = 1
@@ -36,6 +38,7 @@ LARGEST_REQUEST: Final = 256 * MIB
 SETTINGS: Final = {
     "KLAXON_CONTENT_LATENESS_S": str(LATENESS_S),
     "KLAXON_CONTENT_JOIN_TIMEOUT_S": str(JOIN_TIMEOUT_S),
+    **NOBODY_DIES,
     **GAUGES_EVERY_SECOND,
 }
 
@@ -164,8 +167,8 @@ class Load:
         return self.worker.gauges().get(f"{topic.value}/{partition}", {})
 
     async def until_counted(self, after_s: int = 0) -> None:
-        """Wait until every record has been read and its second closed, `after_s` later than it came."""
-        wanted = {place: at_us // 1_000_000 + 1 + after_s for place, at_us in self.last_us.items()}
+        """Wait until every record was read and its events' seconds closed, `after_s` later than that."""
+        wanted = {place: at_us // 1_000_000 + AHEAD_S + 1 + after_s for place, at_us in self.last_us.items()}
 
         async def closed() -> bool:
             assert self.worker.running, self.worker.log[-3000:]

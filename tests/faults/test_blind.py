@@ -9,6 +9,7 @@ import re
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import pytest
 
 from schemas.topics import Topic
 from tests.conftest import REPOSITORY
+from tests.faults.crew import held_by
 from tests.faults.routing import RouterSeen, router
 from tests.kafka.broker import Broker
 from tests.kafka.processes import KLAXON, Worker
@@ -32,10 +34,11 @@ GATE: Final = {
 }
 LASTING: Final = {
     **QUICK,
-    "KLAXON_KAFKA_SESSION_TIMEOUT_MS": "40000",
+    "KLAXON_KAFKA_SESSION_TIMEOUT_MS": "80000",
     "KLAXON_KAFKA_REBALANCE_TIMEOUT_MS": "30000",
 }
-"""Frozen, such a worker keeps its partitions: nobody closes their seconds, nobody ticks."""
+"""Frozen, such a worker keeps its partitions: nobody closes their seconds, nobody ticks. Killed it would keep
+them, too: it is told to stop."""
 CANARY: Final = "m2"
 
 
@@ -50,18 +53,13 @@ async def status(broker: Broker, *arguments: str) -> str:
     return out.decode()
 
 
-def assigned(worker: Worker) -> list[str]:
-    """Sources of its newest assignment."""
-    newest = worker.log.rpartition(f"{worker.kind}: assigned ")[2].partition("\n")[0]
-    return re.findall(r"klaxon\.[a-z]+/\d", newest)
-
-
 async def sharing(workers: list[Worker]) -> list[list[str]]:
     """What each holds, once all sources are shared out and nobody has none."""
 
     async def found() -> list[list[str]]:
-        held = [assigned(worker) for worker in workers]
-        return held if all(held) and sum(map(len, held)) == 4 else []
+        held = [sorted(held_by(worker)) for worker in workers]
+        every = [f"{topic}/{number}" for topic in (Topic.REQUESTS, Topic.TELEMETRY) for number in range(2)]
+        return held if all(held) and sorted(chain(*held)) == every else []
 
     return await eventually(found)
 
@@ -146,4 +144,6 @@ async def test_without_sight_routers_decay_and_status_says_why(kafka: Broker, lo
         since = len(seen.lines) - 1
         await pair.kill()
         await blinded(kafka, seen, since, [f"{Topic.LOGITS}/0", f"{Topic.LOGITS}/1"])
+        for worker in (one, other):
+            assert await worker.stop() == 0, worker.log
     assert [one["kind"] for one in await decisions(kafka)] == ["command"]

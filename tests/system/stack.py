@@ -39,6 +39,8 @@ ASKING: Final = (sys.executable, "-m", "tests.system.asking")
 Consumed = ConsumerRecord[bytes, bytes]
 Place = tuple[str, int]
 SOURCES: Final = (Topic.REQUESTS, Topic.LOGITS, Topic.TELEMETRY)
+NOBODY_DIES: Final = {"KLAXON_KAFKA_SESSION_TIMEOUT_MS": "30000"}
+"""Where no worker is to lose its partitions: a machine that stands still for seconds costs none either."""
 ARCHIVED: Final = (*SOURCES, Topic.PAIRS, Topic.BUCKETS, Topic.DECISIONS)
 FOLLOWED: Final = (
     *SOURCES, Topic.BUCKETS, Topic.PAIRS, Topic.COMMANDS, Topic.CONTROL, Topic.DECISIONS, Topic.DEAD_LETTER,
@@ -75,8 +77,13 @@ class Follower:
 
     async def __aenter__(self) -> Follower:
         await self._consumer.start()
-        await self._consumer._client.force_metadata_update()
         cluster = self._consumer._client.cluster
+
+        async def knows_all() -> bool:  # one of several brokers may hear of a topic later than another
+            await self._consumer._client.force_metadata_update()
+            return {topic.value for topic in FOLLOWED} <= cluster.topics()
+
+        await eventually(knows_all)
         places = [
             TopicPartition(topic.value, number)
             for topic in FOLLOWED
@@ -130,7 +137,9 @@ class Follower:
             if time.monotonic() > deadline_s:
                 raise AssertionError(f"not within {timeout_s:g} s: {what}")
             self._changed.clear()
-            await asyncio.wait([asyncio.create_task(self._changed.wait())], timeout=1)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._changed.wait()
 
     async def caught_up(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait until everything that is committed now was read."""

@@ -25,7 +25,7 @@ from schemas.topics import Topic
 from tests.conftest import required_or_skip
 from tests.kafka.broker import Broker
 from tests.system.gateway import Gateway, Pool, gateway, scores, told, until_obeyed
-from tests.system.stack import PATIENCE_S, Stack, stack
+from tests.system.stack import NOBODY_DIES, PATIENCE_S, Stack, stack
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -190,7 +190,7 @@ async def _started(exits: AsyncExitStack, variant: Variant, folder: Path) -> Eng
 
 @asynccontextmanager
 async def _fleet(broker: Broker, folder: Path) -> AsyncIterator[Fleet]:
-    variables = {"KLAXON_CONTENT_JOIN_TIMEOUT_S": str(JOIN_TIMEOUT_S)}
+    variables = {**NOBODY_DIES, "KLAXON_CONTENT_JOIN_TIMEOUT_S": str(JOIN_TIMEOUT_S)}
     async with stack(broker, folder, variables=variables) as on, AsyncExitStack() as exits:
         workers = [on.worker(kind) for kind in WORKERS]
         for worker in workers:

@@ -13,6 +13,7 @@ from tests.kafka.broker import Broker
 from tests.system import archived, judge
 from tests.system.stack import (
     JOIN_TIMEOUT_S,
+    NOBODY_DIES,
     PATIENCE_S,
     SECOND,
     SOURCES,
@@ -46,7 +47,7 @@ async def _round(on: Stack, traffic: Traffic) -> None:
 async def test_every_seed_is_counted_judged_and_archived_as_the_oracle_says(
     kafka_session: Broker, tmp_path: Path
 ) -> None:
-    async with stack(kafka_session, tmp_path) as on:
+    async with stack(kafka_session, tmp_path, variables=NOBODY_DIES) as on:
         workers = [on.worker(kind) for kind in WORKERS]
         for worker in workers:
             await worker.start()
