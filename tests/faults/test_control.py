@@ -25,7 +25,8 @@ from tests.workers.fleet import QUICK, SEAT, decisions, start_rollout
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(400)]
 
 SESSION: Final = {"KLAXON_KAFKA_SESSION_TIMEOUT_MS": "4000"}
-RENEW_S: Final = 4
+NEVER_S: Final = 3_600
+"""Nothing is renewed: what stands above a foreign record was written because of it."""
 CANARY: Final = "m2"
 Json = dict[str, Any]
 
@@ -133,7 +134,7 @@ def deceived(line: Json) -> bool:
 async def test_foreign_records_on_the_control_topic_do_not_outlive_the_gate(
     kafka: Broker, log_folder: Path, tmp_path: Path
 ) -> None:
-    environment = {**QUICK, **SESSION, **GAUGES_EVERY_SECOND, "KLAXON_GATE_RENEW_S": str(RENEW_S)}
+    environment = {**QUICK, **SESSION, **GAUGES_EVERY_SECOND, "KLAXON_GATE_RENEW_S": str(NEVER_S)}
     took_s: dict[str, float] = {}
     deceives = []
     async with (
@@ -167,7 +168,6 @@ async def test_foreign_records_on_the_control_topic_do_not_outlive_the_gate(
             await eventually(lambda: all_counted(gate))
             assert await gate.stop() == 0, gate.log
         print("answered after " + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in took_s.items()))
-        assert max(took_s.values()) <= RENEW_S
         # The known-bad control: what all this asks of a router is not what any router does.
         assert deceives == list(DECEIVED)
         assert "foreign records, which no gate wrote: " in gate.log
