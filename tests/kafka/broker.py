@@ -103,7 +103,7 @@ def tansu(log: Path) -> Iterator[Broker]:
         embedded.broker_binary()
     except embedded.EmbeddedBrokerError as error:
         required_or_skip(str(error))
-    with embedded.embedded_broker(log) as bootstrap:
+    with embedded.embedded_broker(log, START_TIMEOUT_S) as bootstrap:
         settings = {
             **keys.settings(),
             **embedded.KAFKA_SETTINGS,

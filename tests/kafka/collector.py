@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from unittest import mock
 
 from pipeline.config import Config
 from pipeline.monitoring.timing import Timing
@@ -74,13 +75,19 @@ async def running(broker: Broker) -> AsyncIterator[Collector]:
     runner = Runner(
         WorkerSpec("test", (Topic.REQUESTS,), (Topic.CONTROL,), make), Config(kafka=broker.config)
     )
-    task = asyncio.create_task(runner.run())
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            while not made or not made[0].assignments:
-                assert not task.done(), "the runner ended by itself"
-                await asyncio.sleep(0.05)
-        yield made[0]
-    finally:
-        runner.stop()
-        assert await asyncio.wait_for(task, TIMEOUT_S) == OK
+    with mock.patch("pipeline.workers.runner.end_process", _does_not_end):
+        task = asyncio.create_task(runner.run())
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while not made or not made[0].assignments:
+                    assert not task.done(), "the runner ended by itself"
+                    await asyncio.sleep(0.05)
+            yield made[0]
+        finally:
+            runner.stop()
+            assert await asyncio.wait_for(task, TIMEOUT_S) == OK
+
+
+def _does_not_end(reason: str, _code: int = 0) -> None:
+    """In the place of what would end the test's own process, and every test that it still has to run."""
+    raise AssertionError(f"the worker would have ended its process: {reason}")

@@ -22,6 +22,10 @@ from tests.store.test_archive import SMALL, TOPIC, drive, places
 pytestmark = pytest.mark.slow
 
 
+UNANSWERED = ("long_length", "stuck", "hang")
+"""What is waited for in vain."""
+
+
 @dataclass
 class Server:
     dsn: str
@@ -44,10 +48,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def remote(server: Server, request: pytest.FixtureRequest) -> Iterator[Store]:
     server.mode.write_text("up")
     database = f"d{abs(hash(request.node.name))}"
-    store = connect(server.dsn, database, create_database=True, timeout_s=2)
+    store = connect(server.dsn, database, create_database=True)
     migrate(store, now_us=1)
+    store.close()
+    store = connect(server.dsn, database, timeout_s=_patience_s(request))
     yield store
     store.close()
+
+
+def _patience_s(request: pytest.FixtureRequest) -> float:
+    """Where there will be an answer it is waited for, however busy the machine is: attempts are counted."""
+    callspec = getattr(request.node, "callspec", None)
+    mode = "" if callspec is None else str(callspec.params.get("mode"))
+    return 2 if mode.startswith(UNANSWERED) else 120
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ async def frozen(on: Stack, kind: str, holders: dict[str, Worker], after_s: floa
     await on.until_closed(now_us() + 2 * SECOND, sources=[Topic.LOGITS])
     await asyncio.sleep(after_s)
     frozen.freeze()
-    told = frozen.log.count(f"{kind}: revoked")
+    told = frozen.log.count(f"{kind}: assigned")
     holders[kind] = successor = await started(on, kind)
     await successor.until_log(TAKEN[kind], timeout_s=PATIENCE_S)
     if kind == "pair":
@@ -291,7 +291,8 @@ async def frozen(on: Stack, kind: str, holders: dict[str, Worker], after_s: floa
             lambda: len(on.follower.of(Topic.CONTROL)) > written + 5, "directives of the successor"
         )
     frozen.thaw()
-    # The zombie either ends because it was fenced, or sees that the group went on without it.
+    # The zombie either ends because it was fenced, or sees that the group went on without it. It is told to
+    # stop when it is back there: who is joining cannot leave at once.
     await eventually(lambda: woken(frozen, kind, told), timeout_s=PATIENCE_S)
     code = await frozen.stop()
     assert code == 0 or (kind == "gate" and "another gate process has taken over" in frozen.log), frozen.log
@@ -299,5 +300,5 @@ async def frozen(on: Stack, kind: str, holders: dict[str, Worker], after_s: floa
 
 
 async def woken(worker: Worker, kind: str, told: int) -> bool:
-    """Whether the group, or its successor's fence, has told a thawed worker, after `told` times before."""
-    return not worker.running or worker.log.count(f"{kind}: revoked") > told
+    """Whether a thawed worker has ended, or was assigned its share anew, after `told` times before."""
+    return not worker.running or worker.log.count(f"{kind}: assigned") > told

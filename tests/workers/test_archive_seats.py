@@ -107,7 +107,7 @@ async def _until_opened(worker: ArchiveWorker) -> None:
 async def _lose_and_win(worker: ArchiveWorker) -> None:
     await worker.revoked(frozenset({PLACE}))
     await worker.assigned(frozenset({PLACE}))
-    await asyncio.sleep(0.05)  # the table is asked in a thread, at once
+    await _until_opened(worker)
 
 
 @pytest.mark.parametrize("held_up", ["waits for its turn", "reads a gap again", "reads what was left behind"])
@@ -149,7 +149,7 @@ async def test_no_record_is_skipped_when_a_partition_is_lost_and_won_meanwhile(
 async def test_a_stop_does_not_wait_for_a_read_that_the_broker_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of one partition a gap is read again, and nothing comes; another was won and is being opened."""
+    """Of one partition a gap is read again, and nothing comes; another was won and opened meanwhile."""
     log = _Log()
     monkeypatch.setattr(Intake, "_missing", lambda self, *arguments: log.missing(self, *arguments))
     worker = ArchiveWorker(cast(Any, _Link()), load_config(None, {}), cast(Any, _Store()))
@@ -158,9 +158,9 @@ async def test_a_stop_does_not_wait_for_a_read_that_the_broker_does_not_answer(
     reading = asyncio.create_task(worker.read(_record(READ)))
     await log.asked.wait()
     await worker.assigned(frozenset({PLACE._replace(partition=1)}))
-    await asyncio.sleep(0.05)  # the table is asked in a thread, at once
+    await _until_opened(worker)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             await worker.stop()
     finally:
         reading.cancel()

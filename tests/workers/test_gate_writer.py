@@ -47,7 +47,7 @@ async def test_a_write_ends_whenever_its_writer_is_closed(kafka: Broker) -> None
             ended["committed"] += 1
     print(ended)
     assert ended["given up"] > 0, "closed too late every time"
-    assert len(await dump(kafka, Topic.STATE)) >= ended["committed"]
+    await eventually(lambda: _holds(kafka, Topic.STATE, ended["committed"]))
 
 
 async def test_a_writer_that_has_a_successor_says_why_it_may_have_been_fenced(kafka: Broker) -> None:
@@ -112,6 +112,8 @@ async def test_effects_written_together_are_one_transaction_with_the_newest_stat
         )
     finally:
         await writer.close()
+    await eventually(lambda: _holds(kafka, Topic.CONTROL, 3))
+    await eventually(lambda: _holds(kafka, Topic.STATE, 1))
     assert [record.key for record in await dump(kafka, Topic.CONTROL)] == [b"a", b"b", b"c"]
     (state,) = [decode_state(record.value or b"") for record in await dump(kafka, Topic.STATE)]
     assert isinstance(state, PartitionMemory)
@@ -131,6 +133,7 @@ async def test_what_is_forgotten_is_struck_off_the_topic(kafka: Broker) -> None:
         await writer.write([Effect("r", None, None, (gone, PartitionMemory(partition=0, command_offset=1)))])
     finally:
         await writer.close()
+    await eventually(lambda: _holds(kafka, Topic.STATE, 3))
     written = [(record.key, record.value) for record in await dump(kafka, Topic.STATE)]
     assert written[:2] == [(b"r/x", encode_state(rule)), (b"r/x", None)]
     reader = RangeReader(kafka.config)
@@ -157,6 +160,11 @@ def _directive(rollout: str) -> Directive:
         fallback="m1",
         policy_hash="",
     )
+
+
+async def _holds(broker: Broker, topic: Topic, records: int) -> bool:
+    """Whether so many are committed: the broker says that a transaction is before it has marked it so."""
+    return len(await dump(broker, topic)) >= records
 
 
 async def _ends(broker: Broker) -> dict[TopicPartition, int]:

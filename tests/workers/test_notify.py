@@ -15,7 +15,7 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from pipeline.cli.exits import CommandError, Exit
-from pipeline.cli.notify import STOP_GRACE_S, notify, webhook_of
+from pipeline.cli.notify import notify, webhook_of
 from pipeline.config import NotifyConfig
 from pipeline.core.notification import Notification, signature
 from pipeline.secret import Secret
@@ -86,7 +86,7 @@ def answers(*statuses: int, **headers: str) -> Plan:
     return lambda number: web.Response(status=statuses[min(number, len(statuses) - 1)], headers=headers)
 
 
-async def delivered(url: str, *, timeout_s: float = 5, give_up_s: float = 60) -> tuple[Sender, list[float]]:
+async def delivered(url: str, *, timeout_s: float = 120, give_up_s: float = 60) -> tuple[Sender, list[float]]:
     """Deliver one; how often each thing happened, and the waits, which take no time here."""
     waits: list[float] = []
 
@@ -126,7 +126,7 @@ async def test_a_wait_is_measured_until_it_is_over() -> None:
         waited.append(sender.gauges())
 
     async with receiver(answers(500, 500, 200)) as there:
-        webhook = Webhook(there.url, (KEY,), frozenset({"trip"}), timeout_s=5, give_up_s=60)
+        webhook = Webhook(there.url, (KEY,), frozenset({"trip"}), timeout_s=120, give_up_s=60)
         async with Sender(webhook, sleep=sleep) as sender:
             assert sender.gauges()["wait_us"] == 0
             await sender.deliver(MESSAGE)
@@ -168,7 +168,10 @@ async def test_redirects_are_not_followed() -> None:
 async def test_a_receiver_that_hangs_is_left_in_time() -> None:
     async with receiver(lambda number: None if number == 0 else web.Response()) as there:
         sender, _ = await delivered(there.url, timeout_s=0.2)
-    assert (len(there.got), sender.counts["delivered"]) == (2, 1)
+    # More than one may not have come in time: the next is sent all the same.
+    assert sender.counts["retried"] >= 1
+    assert sender.counts["delivered"] == 1
+    assert len(there.got) >= 2
 
 
 async def test_an_answer_that_drips_is_left_in_time() -> None:
@@ -266,7 +269,12 @@ async def test_trips_and_gaps_are_told_at_least_once(kafka: Broker, log_folder: 
         return None if hanging else web.Response()
 
     async with receiver(plan) as there:
-        environment = {"KLAXON_NOTIFY_URL": there.url, "KLAXON_NOTIFY_SECRET": SECRET}
+        # A receiver that hangs is not left before its notifier is stopped.
+        environment = {
+            "KLAXON_NOTIFY_URL": there.url,
+            "KLAXON_NOTIFY_SECRET": SECRET,
+            "KLAXON_NOTIFY_TIMEOUT_S": "120",
+        }
 
         def notifier(fault: str | None = None) -> Worker:
             command = (*KLAXON, "notify")
@@ -291,7 +299,8 @@ async def test_trips_and_gaps_are_told_at_least_once(kafka: Broker, log_folder: 
             hanging = True
             await happens(kafka, "trip")
             await got(5)
-            assert await second.stop(timeout_s=STOP_GRACE_S) == 0
+            # 0: by itself, and before its time is up, which it measures itself.
+            assert await second.stop() == 0, second.log
         hanging = False
         async with notifier() as third:
             await got(6)

@@ -46,7 +46,9 @@ async def write(broker: Broker, topic: Topic, batch: bytes, partition: int = 0) 
     async with bare_client(broker.config) as client:
 
         async def written() -> bool:
-            answer = await client.send(await _leader(client, topic, partition), request)
+            if (leader := await _leader(client, topic, partition)) is None:
+                return False
+            answer = await client.send(leader, request)
             ((_, ((_, code, *_),)),) = answer.topics
             assert code == 0 or for_code(code).retriable, for_code(code)
             return code == 0
@@ -54,10 +56,11 @@ async def write(broker: Broker, topic: Topic, batch: bytes, partition: int = 0) 
         await eventually(written)
 
 
-async def _leader(client: AIOKafkaClient, topic: Topic, partition: int) -> int:
-    await client.set_topics([topic.value])
-    found: dict[int, Any] = client.cluster._partitions[topic.value]
-    return int(found[partition].leader)
+async def _leader(client: AIOKafkaClient, topic: Topic, partition: int) -> int | None:
+    await client.force_metadata_update()
+    found: dict[int, Any] = client.cluster._partitions.get(topic.value, {})
+    leader = found[partition].leader if partition in found else -1
+    return None if leader < 0 else int(leader)
 
 
 async def letters(broker: Broker) -> set[int]:

@@ -16,6 +16,7 @@ from schemas.topics import COLUMNS, JSON, Topic
 from tests.kafka.broker import Broker
 from tests.kafka.collector import TIMEOUT_S, running
 from tests.kafka.records import Written, committed_offsets, dump, produce, producer
+from tests.kafka.waiting import eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -99,7 +100,7 @@ async def test_commits_are_ours_alone_and_resume_where_they_say(kafka: Broker) -
     async with running(kafka) as collector:
         await collector.until(lambda records: len(records) == 10)
         assert await collector.link.commit({PLACE: 4, Partition(Topic.REQUESTS, 99): 7})
-    committed = await committed_offsets(kafka, "klaxon-test", [TopicPartition(*PLACE)])
+    committed = await eventually(lambda: committed_offsets(kafka, "klaxon-test", [TopicPartition(*PLACE)]))
     assert committed == {"klaxon.requests/0": 4}
     async with running(kafka) as again:
         await again.until(lambda records: len(records) == 6)

@@ -105,6 +105,8 @@ class _Parts:
     def __init__(self, stuck: str, times: int) -> None:
         self._stuck, self.left = stuck, times
         self.closed = 0
+        self.begun = asyncio.Event()
+        """Set when the first connection of a seat is asked for."""
         self.committed: list[dict[Partition, int]] = []
         self.letters: list[asyncio.Future[None]] = []
 
@@ -136,6 +138,7 @@ class _Writer:
         self._parts = parts
 
     async def start(self) -> None:
+        self._parts.begun.set()
         await self._parts.passes("writer")
 
     async def close(self) -> None:
@@ -270,6 +273,17 @@ async def test_a_seat_that_cannot_be_taken_ends_the_process_with_one_line(seated
     await worker.stop()
 
 
+async def _goes_on(judged: list[int], serving: asyncio.Task[None]) -> None:
+    """Wait until it has been judged ten times more."""
+    before = len(judged)
+
+    async def more() -> bool:
+        assert not serving.done()
+        return len(judged) > before + 10
+
+    await eventually(more)
+
+
 async def test_a_group_without_a_coordinator_holds_up_no_judgement(
     seated: Seated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,10 +299,7 @@ async def test_a_group_without_a_coordinator_holds_up_no_judgement(
         return parts.left == 0
 
     await eventually(waits_for_the_commit, timeout_s=120)
-    judged.clear()
-    await asyncio.sleep(0.3)
-    assert not serving.done()
-    assert len(judged) > 10
+    await _goes_on(judged, serving)
     await asyncio.wait_for(worker.revoked(SEATS), 120)
     await worker.stop()
     serving.cancel()
@@ -308,10 +319,7 @@ async def test_a_dead_letter_that_nobody_acknowledges_holds_up_the_commit_and_no
     garbage = Record(Topic.PARTIALS, 2, 0, 1_000_000, 1, {}, None, b"garbage")
     await asyncio.wait_for(worker.read(garbage), 120)
     assert len(parts.letters) == 1
-    judged.clear()
-    await asyncio.sleep(0.3)
-    assert not serving.done()
-    assert len(judged) > 10
+    await _goes_on(judged, serving)
     place = garbage.place
     assert all(each[place] == 0 for each in parts.committed)
     parts.letters[0].set_result(None)
@@ -332,6 +340,6 @@ async def test_a_seat_whose_connections_do_not_close_is_left_all_the_same(
     monkeypatch.setattr("pipeline.workers.waits.END_WITHIN_S", 0.01)
     worker, parts = seated("close", 1)
     await worker.assigned(SEATS)
-    await asyncio.sleep(0.05)
+    await eventually(parts.begun.wait, timeout_s=120)
     await asyncio.wait_for(worker.revoked(SEATS), 120)
     assert parts.closed == 1
