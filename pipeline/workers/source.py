@@ -397,7 +397,7 @@ def _records_of(place: Partition, flush: Flush) -> Iterator[tuple[Topic, int, by
     """Topic, partition and value of everything a flush publishes."""
     for final in flush.finals:
         yield Topic.BUCKETS, final.gating_partition, final.value
-    if flush.finals:
+    if flush.finals and flush.fresh:
         fault("finals_sent_before_fresh")
     for fresh in flush.fresh:
         yield Topic.PARTIALS, fresh.gating_partition, fresh.value

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final
@@ -103,16 +105,18 @@ async def test_a_frozen_pair_worker_that_wakes_up_is_ignored_or_right(
 ) -> None:
     """It stops with finals and fresh cells in its hands, and sends them when its successor is past them."""
     environment = {**QUICK, **SESSION}
+    armable = (sys.executable, "-m", "tests.faults.armed", "pair", str(log_folder))
     async with (
         Worker("measure", kafka, log_folder, environment=environment),
         Worker("gate", kafka, log_folder, environment={**environment, **GAUGES_EVERY_SECOND}) as gate,
-        Worker(
-            "pair", kafka, log_folder, environment=environment, fault="finals_sent_before_fresh:24:freeze"
-        ) as pair,
+        Worker("pair", kafka, log_folder, environment=environment, command=armable) as pair,
     ):
         await start_rollout(kafka)
         sending = asyncio.create_task(keep_sending(kafka))
         try:
+            await eventually(lambda: both_have_content(kafka))
+            (log_folder / f"{pair.pid}.armed").write_text("finals_sent_before_fresh:3:freeze")
+            pair.send(signal.SIGUSR1)
             await pair.until_log("fault finals_sent_before_fresh fired")
             frozen_us = now_us()
             async with Worker("pair", kafka, log_folder, environment=environment) as successor:
@@ -120,10 +124,12 @@ async def test_a_frozen_pair_worker_that_wakes_up_is_ignored_or_right(
 
                 async def past() -> bool:
                     finals = [decode_final(one.value) for one in await dump(kafka, Topic.BUCKETS)]
-                    return any(
-                        one.topic == Topic.LOGITS and one.closed_through > frozen_us // 1_000_000 + 1
+                    return {0, 1} == {
+                        one.partition
                         for one in finals
-                    )
+                        if (one.topic, one.gating_partition) == (Topic.LOGITS, SEAT)
+                        and one.closed_through > frozen_us // 1_000_000 + 1
+                    }
 
                 await eventually(past)
                 await woken(pair)
@@ -145,6 +151,16 @@ async def test_a_frozen_pair_worker_that_wakes_up_is_ignored_or_right(
     assert all(each == said[0] for said in twice.values() for each in said)
     assert await decisions(kafka, "trip") == []
     print(f"{len(twice)} seconds stated by both")
+
+
+async def both_have_content(broker: Broker) -> bool:
+    """Whether a second with pairs in it was closed in either partition: the seconds before hold nothing."""
+    finals = [decode_final(record.value) for record in await dump(broker, Topic.BUCKETS)]
+    return {0, 1} == {
+        final.partition
+        for final in finals
+        if final.topic == Topic.LOGITS and any(second.contents for second in final.seconds)
+    }
 
 
 async def keep_sending(broker: Broker) -> None:
