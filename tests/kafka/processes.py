@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -152,5 +153,7 @@ class Worker:
         self._signal(number)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self.running:
-            os.kill(self.pid, number)
+        # One that has just ended by itself is gone before the loop hears of it.
+        with suppress(ProcessLookupError):
+            if self.running:
+                os.kill(self.pid, number)
