@@ -40,6 +40,7 @@ from agents.gateway.upstream import (
     not_connected,
     status_class,
     to_primary,
+    unreachable,
 )
 
 CLIENT_GONE: Final = 499
@@ -275,7 +276,7 @@ class Forwarding:
             async with asyncio.timeout(self._settings.first_byte_timeout_s):
                 answer = await self._parts.users.ask(request.method, url, data=body or None, headers=headers)
         except FAILURES as error:
-            if not_connected(error):
+            if unreachable(error):
                 self._parts.engines.lost(route.engine.node)
                 self._unreached.failed(route.engine.node, mono_us())
             raise
@@ -346,7 +347,8 @@ class Forwarding:
         self, request: web.BaseRequest, path: str, body: bytes, passed: Passed
     ) -> web.StreamResponse | Refusal:
         """Passed on as it is to one of the engines that answer users."""
-        key = (request.headers.get(self._settings.headers.session) or os.urandom(8).hex()).encode()
+        session = request.headers.get(self._settings.headers.session) or os.urandom(8).hex()
+        key = session.encode("utf-8", "surrogatepass")  # as of a request that is measured
         headers = to_primary(request.headers, self._ours, {})
         began_us, tried = mono_us(), set[str]()
         while True:
@@ -367,8 +369,7 @@ class Forwarding:
             finally:
                 if not passed.whole:
                     answer.close()
-            assert passed.response is not None
-            return passed.response
+            return _refusal(passed.error or "cut") if passed.response is None else passed.response
 
 
 def _answered(exchange: Exchange, captured: Captured) -> Answered:

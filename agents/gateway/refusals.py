@@ -9,6 +9,7 @@ from typing import Final
 from aiohttp import web
 
 from agents.gateway.counts import Request
+from agents.gateway.upstream import REQUEST_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,14 @@ DEFECT: Final = Refusal(
 )
 
 
-def refuse(refusal: Refusal, *, allowed: str | None = None) -> web.Response:
-    """The response. `allowed`: the method that would be."""
+def refuse(refusal: Refusal, *, allowed: str | None = None, request_id: str | None = None) -> web.Response:
+    """The response. `allowed`: the method that would be; `request_id`: the client's own."""
     error = {"message": refusal.message, "type": refusal.kind, "param": None, "code": refusal.code}
     headers = {"Server": "klaxon"}
     if allowed is not None:
         headers["Allow"] = allowed
+    if request_id is not None:
+        headers[REQUEST_ID] = request_id
     if refusal.status == 503:
         headers["Retry-After"] = "1"
     return web.Response(

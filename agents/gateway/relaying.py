@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import cast
 
 import aiohttp
 from aiohttp import web
+from aiohttp.http import StreamWriter
 from multidict import CIMultiDict
 
 from agents.gateway.capture import Capture
@@ -195,11 +197,15 @@ async def _begin(
     passed: Passed,
     kind: type[web.StreamResponse],
 ) -> web.StreamResponse:
-    response = kind(status=answer.status, reason=answer.reason, headers=headers)
     try:
+        response = kind(status=answer.status, reason=answer.reason, headers=headers)
         await response.prepare(request)
     except OSError as error:
         raise UserGoneError from error
+    except ValueError as error:  # a control character, say, which no head may hold
+        writer = cast(StreamWriter, request.writer)
+        writer.length, writer.chunked = None, False  # nothing was sent: another answer may follow
+        raise aiohttp.ClientResponseError(answer.request_info, answer.history) from error
     passed.response = response
     return response
 

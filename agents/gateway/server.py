@@ -7,7 +7,7 @@ import re
 import time
 from typing import Final
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from agents.gateway import refusals
 from agents.gateway.admission import Admission, Place
@@ -19,6 +19,7 @@ from agents.gateway.recording import Recording
 from agents.gateway.refusals import Refusal, refuse
 from agents.gateway.relaying import Passed, UserGoneError, mono_us
 from agents.gateway.settings import CHAT, COMPLETIONS, GatewaySettings
+from agents.gateway.upstream import REQUEST_ID
 
 MODELS: Final = "/v1/models"
 
@@ -49,17 +50,17 @@ class Gateway:
         elif path == MODELS or _names_model(path):
             wanted = "GET"
         else:
-            return self._refused(refusals.NOT_FOUND)
+            return self._refused(request, refusals.NOT_FOUND)
         if method != wanted:
-            return self._refused(refusals.WRONG_METHOD, allowed=wanted)
+            return self._refused(request, refusals.WRONG_METHOD, allowed=wanted)
         length = request.content_length if request.content_length is not None else self._settings.body_bytes
         if wanted == "GET":
             length = 0
         if length > self._settings.body_bytes:
-            return self._refused(refusals.TOO_LARGE)
+            return self._refused(request, refusals.TOO_LARGE)
         place = self._admission.come(length)
         if place is None:
-            return self._refused(refusals.FULL)
+            return self._refused(request, refusals.FULL)
         passed = Passed()
         try:
             if wanted == "POST":
@@ -69,7 +70,7 @@ class Gateway:
             else:
                 answer = refusals.FULL
             if isinstance(answer, Refusal):
-                return self._refused(answer)
+                return self._refused(request, answer)
             self._counts.requests[Request.ANSWERED if passed.error is None else Request.CUT] += 1
             return answer
         except UserGoneError:
@@ -81,9 +82,9 @@ class Gateway:
             raise
         except Exception as error:  # noqa: BLE001  (a defect of ours costs one request; counted, and said)
             self._recording.defect(error)
-            self._counts.requests[Request.DEFECT] += 1
             if passed.response is None:
-                return refuse(refusals.DEFECT)
+                return self._refused(request, refusals.DEFECT)
+            self._counts.requests[Request.DEFECT] += 1
             if request.transport is not None:
                 request.transport.close()
             return passed.response
@@ -94,9 +95,11 @@ class Gateway:
         """What is under way."""
         return {**self._admission.gauges(), **self._forwarding.gauges()}
 
-    def _refused(self, refusal: Refusal, *, allowed: str | None = None) -> web.Response:
+    def _refused(
+        self, request: web.BaseRequest, refusal: Refusal, *, allowed: str | None = None
+    ) -> web.Response:
         self._counts.requests[refusal.counts_as] += 1
-        return refuse(refusal, allowed=allowed)
+        return refuse(refusal, allowed=allowed, request_id=request.headers.get(REQUEST_ID))
 
     async def _complete(
         self, request: web.BaseRequest, path: str, passed: Passed, place: Place
@@ -115,7 +118,8 @@ class Gateway:
         return await self._forwarding.measured(request, arrival, passed)
 
     async def _body(self, request: web.BaseRequest) -> bytes | Refusal:
-        if request.headers.get("Expect", "").lower() == "100-continue":
+        knows = request.version >= HttpVersion11  # before 1.1 it would be taken for the answer
+        if knows and request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
         try:

@@ -35,9 +35,9 @@ from agents.gateway.upstream import (
     Asking,
     address,
     failure_class,
-    not_connected,
     status_class,
     to_shadow,
+    unreachable,
 )
 from schemas.events import ARMS, Arm
 from schemas.plain import Log
@@ -226,7 +226,7 @@ class Shadowing:
                 await self._ask(mirrored, route, told)
         except FAILURES as error:
             told.error = failure_class(error)
-            if not_connected(error):
+            if unreachable(error):
                 self._engines.lost(route.engine.node)
         except asyncio.CancelledError:
             told.error = "stopped"

@@ -42,9 +42,9 @@ NO_DEFAULTS: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """Headers that aiohttp would add where the client sent none."""
 
 
-def end_to_end(headers: Mapping[str, str], without: Iterable[str] = ()) -> CIMultiDict[str]:
+def end_to_end(headers: CIMultiDictProxy[str], without: Iterable[str] = ()) -> CIMultiDict[str]:
     """The headers that travel on, in order, repeated ones too."""
-    named = headers.get("Connection", "")
+    named = ",".join(headers.getall("Connection", ()))
     dropped = {*HOP_BY_HOP, *without, *(name.strip().lower() for name in named.split(",") if named)}
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
 
@@ -184,7 +184,17 @@ class Asking:
             if not (met.kept and hung_up(error)):
                 raise
         self._on_again()
-        return await self._new.request(method, url, data=data, headers=headers, allow_redirects=False)
+        try:
+            return await self._new.request(method, url, data=data, headers=headers, allow_redirects=False)
+        except aiohttp.ClientError as error:
+            if not not_connected(error):
+                raise
+            raise GoneError from error
+
+
+class GoneError(aiohttp.ServerDisconnectedError):
+    """The engine hung up a kept connection on a request, and no new one comes about: it may have ended by
+    that very request, so no other engine is sent it."""
 
 
 def hung_up(error: BaseException) -> bool:
@@ -197,6 +207,11 @@ def hung_up(error: BaseException) -> bool:
 def not_connected(error: BaseException) -> bool:
     """Whether no byte of a request can have reached the engine."""
     return isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+
+
+def unreachable(error: BaseException) -> bool:
+    """Whether no connection to the engine comes about now, whatever it was sent before."""
+    return not_connected(error) or isinstance(error, GoneError)
 
 
 FAILURES: Final = (aiohttp.ClientError, TimeoutError, OSError)

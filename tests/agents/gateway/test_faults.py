@@ -110,6 +110,14 @@ async def no_http(request: web.Request, _: dict[str, Any]) -> web.StreamResponse
     return web.Response()
 
 
+async def odd_head(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+    """A control character, which engines' heads are read with and no user's may be written with."""
+    assert request.transport is not None
+    request.transport.write(b"HTTP/1.1 200 OK\r\nX-Odd: a\x01b\r\nContent-Length: 2\r\n\r\n{}")
+    request.transport.close()
+    return web.Response()
+
+
 HUGE = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * (1 << 20) + b'"}}]}\n\n'
 
 
@@ -228,6 +236,7 @@ async def test_another_engine_of_the_arm_answers_for_one_that_is_down() -> None:
     [
         (hang_up, 502, "upstream_unavailable", "cut"),
         (no_http, 502, "upstream_unavailable", "garbled"),
+        (odd_head, 502, "upstream_unavailable", "garbled"),
         (hang, 504, "upstream_timeout", "timeout"),
     ],
 )
@@ -237,7 +246,11 @@ async def test_what_no_engine_answers_is_an_error_in_openais_shape(
     engine = Engine("baseline", baseline)
     silence_s = 0.3 if error == "timeout" else 60.0
     async with running([engine], mirror=everything(rate=0.0), first_byte_timeout_s=silence_s) as it:
-        found, body = await it.ask()
+        asked = {"messages": [{"role": "user", "content": "q"}], "stream": True}
+        mine = {"X-Request-Id": "mine-1"}
+        async with it.client.post(it.url + CHAT, json=asked, headers=mine) as answer:
+            found, body = answer.status, await answer.read()
+            assert answer.headers["X-Request-Id"] == "mine-1"
         told = json.loads(body)["error"]
         assert (found, told["code"], told["type"]) == (status, code, "server_error")
         assert "127.0.0.1" not in body.decode()

@@ -20,7 +20,7 @@ from schemas.events import ARMS
 from schemas.pairs import PairBatch
 from schemas.topics import Topic
 from tests.agents.gateway.fake_asked import MODEL
-from tests.agents.gateway.fake_engine import FakeEngine
+from tests.agents.gateway.fake_engine import FakeEngine, Fault
 from tests.agents.gateway.harness import VERSIONS, Running, running, until
 
 ASKED = 8
@@ -186,3 +186,39 @@ async def test_without_the_answers_ids_a_copy_writes_its_own(monkeypatch: pytest
     monkeypatch.setattr(FakeEngine, "answer", forgetful)
     found = await through({"baseline": "vllm", "canary": "vllm"}, sources)
     assert found == {("baseline", "generated"), ("canary", "generated")}
+
+
+@pytest.mark.parametrize(("fault", "scored"), [("refuse", 0), ("silent", 0), ("cut", 3)])
+async def test_what_is_scored_of_an_answer_that_fails(fault: Fault, scored: int) -> None:
+    """Nothing: the request is dropped and reported once for each pair. A part that came: that part."""
+    engines = {arm: FakeEngine("vllm") for arm in ("baseline", "canary", "control")}
+    engines["baseline"].fault = fault
+    async with AsyncExitStack() as stack:
+        urls = {arm: (await stack.enter_async_context(one.running())).url for arm, one in engines.items()}
+        pools = tuple(
+            PoolSettings(
+                arm=arm,  # type: ignore[arg-type]
+                kind="vllm",
+                model_version="v2" if arm == "canary" else "v1",
+                engines=(EngineSettings(node=arm, url=url),),
+            )
+            for arm, url in urls.items()
+        )
+        mirror = MirrorSettings(rate=1.0, tokens_per_s=10_000_000, forced=True)
+        it = await stack.enter_async_context(
+            running([], lambda: pools, mirror=mirror, first_byte_timeout_s=0.3)
+        )
+        asking = asyncio.create_task(it.ask("question", model=MODEL, max_tokens=TOKENS))
+        await asyncio.wait([asking])
+        assert (asking.exception() is None) is (scored == 0)
+        if scored:
+            await until(lambda: len(it.logits()) == 3)
+            found = {(one.arm, one.source, len(one.top_logprobs)) for one in it.logits()}
+            assert found == {(arm, source, scored) for arm, source in FORCED}
+            assert await it.drops() == {}
+        else:
+            await until(lambda: it.counts("gateway_mirrors").get("unscorable"))
+            assert it.counts("gateway_mirrors") == {"mirrored": 1, "unscorable": 1}
+            assert await it.drops() == {"r/canary": 1, "r/control": 1}
+            assert not it.logits()
+            assert not engines["canary"].asked

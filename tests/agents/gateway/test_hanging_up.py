@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
 from agents.gateway.settings import EngineSettings, PoolSettings
 from tests.agents.gateway.fake_engine import FakeEngine
 from tests.agents.gateway.harness import Running, running, until
-from tests.agents.gateway.wire import Asked, Reply, Server, serving
+from tests.agents.gateway.wire import Answering, Asked, Reply, Server, serving
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +85,37 @@ async def test_an_engine_that_hangs_up_a_new_connection_has_failed(kept: bool, t
         assert {event.error for event in through.requests()[-2:]} == {"cut"}
         assert asked_of["POST /v1/chat/completions"] == times
         assert asked_of["POST /canary/v1/chat/completions"] == times
+
+
+async def test_a_request_that_ends_its_engine_is_sent_to_no_other() -> None:
+    """Over a kept connection, too: it would end them one after the other."""
+    engine, ended = FakeEngine("vllm"), list[Server]()
+
+    def ending(at: int) -> Answering:
+        async def answer(asked: Asked, reply: Reply) -> None:
+            if b"poison" in asked.body:
+                ended.append(servers[at])
+                await servers[at].down()
+            await engine.answer(asked, reply)
+
+        return answer
+
+    async with AsyncExitStack() as exits:
+        servers = [await exits.enter_async_context(serving(ending(at))) for at in range(3)]
+        engines = tuple(EngineSettings(node=f"b{at}", url=each.url) for at, each in enumerate(servers))
+        pools = (PoolSettings(arm="baseline", kind="vllm", model_version="v1", engines=engines),)
+        through = await exits.enter_async_context(running((), lambda: pools))
+        for at in range(30):  # all of them have kept connections now
+            assert (await through.ask(headers={"x-session-id": f"s{at}"}, model="fake-1"))[0] == 200
+        assert len({event.node for event in through.requests()}) == 3
+        assert (await through.ask("poison", model="fake-1"))[0] == 502
+        assert len(ended) == 1
+        event = through.requests()[-1]
+        assert (event.status, event.error, event.node) == (502, "cut", f"b{servers.index(ended[0])}")
+        assert "retried" not in through.counts("gateway_notes")
+        assert through.counts("gateway")["engines_lost"] == through.counts("gateway")["engines_avoided"] == 1
+        for at in range(30):  # and whoever has nothing to do with it is answered by the others
+            assert (await through.ask(headers={"x-session-id": f"s{at}"}, model="fake-1"))[0] == 200
 
 
 async def test_an_answer_that_breaks_off_is_asked_once() -> None:

@@ -193,6 +193,40 @@ async def test_a_whole_answer_has_its_length_mirrored_or_not(rate: float) -> Non
             assert "Transfer-Encoding" not in answer.headers
 
 
+async def _said(it: Running, request: bytes) -> bytes:
+    """What is answered until the connection is closed."""
+    assert it.gateway.address is not None
+    reader, writer = await asyncio.open_connection(*it.gateway.address)
+    writer.write(request)
+    async with asyncio.timeout(60):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("line", "body"),
+    [(b"GET /v1/models", b""), (b"POST " + CHAT.encode(), b"no json"), (b"POST " + CHAT.encode(), b"")],
+)
+async def test_a_session_that_is_no_unicode_is_one_all_the_same(line: bytes, body: bytes) -> None:
+    async with running([Engine("baseline", saying(200, b"{}"))]) as it:
+        head = b" HTTP/1.1\r\nHost: g\r\nConnection: close\r\nX-Session-Id: caf\xe9\r\n"
+        length = b"Content-Length: %d\r\n\r\n" % len(body)
+        assert (await _said(it, line + head + length + body)).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert "unmeasured" not in it.counts("gateway_notes")
+
+
+@pytest.mark.parametrize(("version", "continues"), [(b"1.0", False), (b"1.1", True)])
+async def test_who_cannot_know_what_continue_means_is_not_told(version: bytes, continues: bool) -> None:
+    async with running([Engine("baseline", saying(200, b"{}"))]) as it:
+        head = (
+            b" HTTP/%b\r\nHost: g\r\nConnection: close\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}"
+        )
+        said = await _said(it, b"POST " + CHAT.encode() + head % version)
+        assert said.startswith(b"HTTP/1.1 100 Continue\r\n\r\n") is continues
+        assert b"HTTP/%b 200 OK" % version in said
+
+
 async def test_who_never_sends_the_body_takes_no_place_of_others() -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: 1000\r\n\r\n{"
     async with running([Engine("baseline", streaming())], connections=1, bodies_bytes=6_000) as it:

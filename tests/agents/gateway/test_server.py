@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from multidict import CIMultiDict
 from yarl import URL
 
 from agents.gateway.running import ListenError
@@ -137,8 +138,8 @@ async def test_what_belongs_to_one_connection_or_to_the_gateway_goes_no_further(
             "X-Klaxon-Tenant": "t1",
             "X-Klaxon-Consent": "c",
             "Cookie": "a=b",
-            "Connection": "X-Private",
             "X-Private": "1",
+            "X-Private-Too": "1",
             "TE": "trailers",
             "Proxy-Authorization": "Basic x",
             "Keep-Alive": "timeout=5",
@@ -146,7 +147,9 @@ async def test_what_belongs_to_one_connection_or_to_the_gateway_goes_no_further(
             "X-Other": "kept",
         }
         body = json.dumps({"messages": [{"role": "user", "content": "q"}], "stream": True})
-        async with it.client.post(it.url + CHAT, data=body, headers=headers) as answer:
+        named = (("Connection", "keep-alive, X-Private"), ("Connection", "x-private-too"))
+        sent = CIMultiDict((*headers.items(), *named))
+        async with it.client.post(it.url + CHAT, data=body, headers=sent) as answer:
             await answer.read()
             assert answer.headers["X-Request-Id"] == "mine-1"
             assert answer.headers["X-Engine"] == "e"
@@ -158,8 +161,8 @@ async def test_what_belongs_to_one_connection_or_to_the_gateway_goes_no_further(
     assert to_user["X-Other"] == "kept"
     assert to_user["Accept-Encoding"] == "identity"
     assert to_user["Host"] in engines[0].url
-    gone = ("X-Private", "TE", "Proxy-Authorization", "Keep-Alive", "X-Session-Id", "X-Klaxon-Tenant")
-    assert [name for name in (*gone, "X-Klaxon-Consent") if name in to_user] == []
+    gone = ("X-Private", "X-Private-Too", "TE", "Proxy-Authorization", "Keep-Alive", "X-Session-Id")
+    assert [name for name in (*gone, "X-Klaxon-Tenant", "X-Klaxon-Consent") if name in to_user] == []
     for copy in copies:
         assert [
             name for name in (*headers, "X-Klaxon-Pair") if name in copy and name != "Accept-Encoding"
@@ -192,8 +195,9 @@ async def test_other_paths_are_not_found(path: str) -> None:
     engine = Engine("baseline", streaming())
     async with running([engine], mirror=NOTHING) as it:
         for method in ("GET", "POST"):
-            async with it.client.request(method, URL(it.url + path, encoded=True)) as answer:
-                assert answer.status == 404
+            url, mine = URL(it.url + path, encoded=True), {"X-Request-Id": "mine-1"}
+            async with it.client.request(method, url, headers=mine) as answer:
+                assert (answer.status, answer.headers["X-Request-Id"]) == (404, "mine-1")
                 error = (await answer.json())["error"]
                 assert error["type"] == "invalid_request_error"
                 assert set(error) == {"message", "type", "param", "code"}
