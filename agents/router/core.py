@@ -56,11 +56,13 @@ def is_split(directive: Directive) -> bool:
 
 
 class RouterState:
-    """One roll-out in one router. Memory: two directives."""
+    """One roll-out in one router. Memory: one directive, the numbers of the greatest, the latest time."""
 
     def __init__(self) -> None:
         self._seen: tuple[int, int] | None = None
         self._obeyed: Directive | None = None
+        self._latest_us = 0
+        """The latest time seen under the directive obeyed: a clock that steps back renews no lease."""
 
     @property
     def directive(self) -> Directive | None:
@@ -83,7 +85,7 @@ class RouterState:
             if self._obeyed is None:
                 self._obeyed = msgspec.structs.replace(directive, weights=directive.last_promoted)
             return Outcome.EXPIRED
-        before, self._obeyed = self._obeyed, directive
+        before, self._obeyed, self._latest_us = self._obeyed, directive, now_us
         same = before is not None and _content(before) == _content(directive)
         return Outcome.RENEWED if same else Outcome.APPLIED
 
@@ -103,13 +105,14 @@ class RouterState:
         )
 
     def effective(self, now_us: int, *, unsure: bool = False) -> Effective | None:
-        """What holds at `now_us`; None before the first record.
+        """What holds at `now_us`, or at a later time asked for before; None before the first record.
 
         `unsure`: whether this machine aborted the roll-out cannot be known; as if the gate were silent.
         """
         obeyed = self._obeyed
         if obeyed is None:
             return None
+        now_us = self._latest_us = max(now_us, self._latest_us)
         valid = now_us <= obeyed.lease_until_us
         silent = not valid and now_us > obeyed.ts_us + obeyed.dead_man_us
         # A trip outlives the gate: going back to an older split must not undo it.

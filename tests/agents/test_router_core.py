@@ -190,6 +190,22 @@ def test_dead_man_at_just_under_and_just_over_its_limit() -> None:
     assert canary_weight(state, 70) == 25.0
 
 
+def test_a_clock_that_steps_back_renews_no_lease() -> None:
+    state = RouterState()
+    state.apply(directive(1, 25.0), 0)
+    assert state.effective_weights(60 * SECOND + 1) == PROMOTED
+    for at_s in (60, 20, 15, 0):
+        held = state.effective(at_s * SECOND)
+        assert held is not None
+        assert (held.weights, held.lease_valid, held.dead_man) == (PROMOTED, False, True)
+    # The gate does, by the new time.
+    assert state.apply(directive(2, 25.0, at_s=5), 5 * SECOND) is Outcome.RENEWED
+    assert canary_weight(state, 20) == 25.0
+    held = state.effective(20 * SECOND)
+    assert held is not None
+    assert held.lease_valid
+
+
 def test_a_trip_outlives_the_dead_man() -> None:
     state = RouterState()
     promoted = {"v1": 90.0, "v2": 10.0}
