@@ -43,8 +43,10 @@ _NOT_COPIED: Final = (
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
+    "prompt_logprobs",
 )
-"""Of one request to one engine: names it there, or a transfer that only the original may fetch."""
+"""Of one request to one engine: names it there, or a transfer that only the original may fetch. And what vLLM
+refuses in a stream, as copies are, and no answer depends on: the prompt's own log-probabilities."""
 _COUNT_BY_TIMINGS: Final = ("llama.cpp", "llama-cpp-python")
 """llama.cpp counts tokens on the finish chunk unless usage is asked for; llama-cpp-python never does."""
 _MOST_CHOICES: Final = 1024
@@ -79,8 +81,9 @@ class Asked:
     usage: bool
     """A stream's usage is asked for."""
     comparable: bool
-    """One generated answer that can be compared position by position: one prompt, no echo, no beam search,
-    and no wish for log-probabilities that an engine may read in its own way, as lenient ones read "true"."""
+    """One generated answer that can be compared position by position: one prompt, no echo, no beam search, no
+    wish for log-probabilities that an engine may read in its own way, as lenient ones read "true", nor for
+    those of certain tokens: what such a list leaves out is not bounded by what it holds."""
     texts: tuple[str, ...] = field(repr=False)
     sampling: Mapping[str, float | str] = field(repr=False)
 
@@ -145,6 +148,7 @@ def read_asked(path: str, body: bytes) -> Asked | None:
         and type(fields.get("logprobs")) in ((bool, type(None)) if chat else (int, type(None)))
         and not fields.get("echo")
         and not fields.get("use_beam_search")
+        and fields.get("logprob_token_ids") is None
         and fields.get("best_of") in (None, 1),
         texts=texts,
         sampling=_sampling(fields),
@@ -187,6 +191,8 @@ def can_be_full(asked: Asked, kind: EngineKind) -> bool:
         return False
     if asked.logprobs and not (asked.top or (asked.top is None and kind == "llama.cpp")):
         return False
+    if asked.logprobs and asked.top == 1 and kind == "vllm" and asked.request_type == "chat":
+        return False  # its only candidate is the emitted token, whether that is the best or not
     if not asked.logprobs and asked.request_type == "chat" and asked.fields.get("top_logprobs") is not None:
         return False  # engines refuse it, and still must
     if kind == "llama.cpp":

@@ -145,7 +145,8 @@ def request_event(
         error=_one_of(ERRORS, exchange.error or captured.error),
         ttft_us=None if exchange.ttft_us is None else _duration(exchange.ttft_us),
         output_tokens=_tokens(captured.output_tokens) or 0,
-        itl_us=_between_tokens(captured),
+        # Several answers share a stream; copies, which this is held against, are of one.
+        itl_us=_between_tokens(captured) if exchange.asked.choices == 1 else None,
         finish_reason=_one_of(FINISHES, finish),
         stream=exchange.asked.stream,
         session=_label(exchange.session),

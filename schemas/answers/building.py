@@ -118,11 +118,14 @@ class AnswerBuilder:
         if not self.positions or not isinstance(counted, int) or counted <= len(self.positions):
             return False
         spelled = b"".join(position.emitted.raw or b"" for position in self.positions)
-        if not spelled:
-            return not (self.ended and counted == len(self.positions) + 1)
         # A character cut in half comes as a lone surrogate, which plain UTF-8 cannot hold.
         written = self.text.encode(errors="surrogatepass")
-        return not (spelled.startswith(written) or written.startswith(spelled))
+        if spelled and written.startswith(spelled):
+            return False
+        if spelled and not spelled.startswith(written):
+            return True
+        # Nothing was spelled, or more than was written, as of a tool's call: the count alone tells.
+        return not (self.ended and counted == len(self.positions) + 1)
 
 
 def _positions(logprobs: Logprobs, token_ids: Sequence[object]) -> list[Position]:

@@ -124,6 +124,24 @@ def test_sglang_with_a_lost_step_and_named_events() -> None:
     assert (lost.missing_logprobs, lost.answer) == (2, None)
 
 
+def test_an_entry_lost_among_a_tools_call_is_counted() -> None:
+    """No text tells that what was spelled has a hole: what comes after it stands in another place."""
+    told = {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}
+
+    def calling(text: str, *entries: dict[str, Any]) -> dict[str, Any]:
+        choice = {"index": 0, "delta": {"content": text, **told}, "logprobs": {"content": list(entries)}}
+        return {"choices": [choice]}
+
+    for before in ((), (chunk("a", item("a")),)):
+        chunks = (*before, calling("", item("{")), calling("", item("}")))
+        tokens = len(chunks)
+        for counted, whole in ((tokens, True), (tokens + 1, True), (tokens + 2, False)):
+            one = said("sglang", ROLE, *chunks, finish("tool_calls"), usage(counted), DONE)
+            assert (one.answer is not None) is whole, "the end of text may have no entry"
+        cut = said("sglang", ROLE, *chunks, finish("length"), usage(tokens + 1), DONE)
+        assert cut.answer is None
+
+
 def test_llama_cpp_without_the_key_with_timings_and_comments() -> None:
     timings = {"cache_n": 36, "prompt_n": 1, "predicted_n": 3}
     one = said(

@@ -165,6 +165,16 @@ def test_time_between_tokens(said: tuple[int | None, int | None], tokens: int, e
     assert request_event(replace(EXCHANGE, captured=captured)).itl_us == expected
 
 
+def test_answers_that_share_a_stream_have_no_time_between_tokens() -> None:
+    """Counted are the tokens of all; a copy's, which is of one answer, goes without as well."""
+    captured = Captured(first_token_us=100, last_token_us=160, output_tokens=8)
+    for shadow in (False, True):
+        for choices, expected in ((1, 8), (2, None)):
+            asked = replace(EXCHANGE.asked, choices=choices)
+            event = request_event(replace(EXCHANGE, asked=asked, captured=captured, shadow=shadow))
+            assert event.itl_us == expected
+
+
 def test_input_tokens_as_counted_else_by_ids_else_guessed() -> None:
     for captured, expected in (
         (Captured(input_tokens=9, prompt_token_ids=(1, 2)), 9),
