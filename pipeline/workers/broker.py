@@ -283,17 +283,18 @@ class RangeReader:
     async def start(self) -> None:
         """Connect; raises aiokafka's KafkaConnectionError. What does not come to that leaves nothing open."""
         try:
-            await self._consumer.start()
+            await whole(self._consumer.start())
         except BaseException:  # cancelled, too: a seat may be left while its reader connects
-            await self._consumer.stop()
+            await whole(self._consumer.stop())
             raise
 
     async def stop(self) -> None:
-        """Disconnect; comes to an end in the midst of a read, too.
+        """Disconnect; comes to an end in the midst of a read, too."""
+        await whole(self._stopped())
 
-        aiokafka's fetcher loses a cancellation that comes while it drops an old assignment, and whoever stops
-        it then waits for ever. Cancelling that wait cancels the fetcher anew.
-        """
+    async def _stopped(self) -> None:
+        # aiokafka's fetcher loses a cancellation that comes while it drops an old assignment, and whoever
+        # stops it then waits for ever. Cancelling that wait cancels the fetcher anew.
         stopping = asyncio.create_task(self._consumer.stop())
         try:
             while not (await asyncio.wait([stopping], timeout=STOP_AGAIN_S))[0]:

@@ -20,6 +20,7 @@ from schemas.control import Directive
 from schemas.plain import Log, Plain
 from schemas.records import read_json
 from schemas.topics import Topic
+from schemas.whole import whole
 
 log: Log = logging.getLogger("klaxon.gate")
 
@@ -51,14 +52,14 @@ class ControlWatch:
             auto_offset_reset="latest",
             fetch_max_wait_ms=POLL_MS,
         )
-        await self._consumer.start()
+        await whole(self._consumer.start())
         self._consumer.assign([self._place])
         self._consumer.seek(self._place, first)
 
     async def stop(self) -> None:
         """Disconnect."""
         if self._consumer is not None:
-            await self._consumer.stop()
+            await whole(self._consumer.stop())
 
     def expect(self, value: bytes) -> None:
         """The gate writes this: the first such record to come by is no foreign one. Kept until it does."""

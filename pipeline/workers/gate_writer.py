@@ -23,7 +23,9 @@ from pipeline.workers.faults import fault
 from pipeline.workers.gate_signatures import UNSIGNED, GateSignatures
 from schemas.control import Directive
 from schemas.topics import CONTENT_TYPE, JSON, Topic
+from schemas.whole import whole
 
+PRIVATE_NAMES: Final = {"aiokafka.AIOKafkaProducer": ("_sender",)}
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 """Readers wait for an open transaction: a dead writer's ends after this, or when its successor comes."""
 ABORT_TIMEOUT_S: Final = 5.0
@@ -50,7 +52,10 @@ class GateWriter:
         self._writing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Connect; with transactions, every predecessor is fenced and its open transaction aborted by now."""
+        """Connect; with transactions, every predecessor is fenced and its open transaction aborted by now.
+
+        Who is cancelled meanwhile fences nobody from then on: whoever has the seat next may have begun.
+        """
         transaction = (
             {
                 "transactional_id": f"klaxon-gate-{self._partition}",
@@ -59,8 +64,10 @@ class GateWriter:
             if self._kafka.transactions
             else {}
         )
-        self._producer = AIOKafkaProducer(**client_options(self._kafka), acks="all", **transaction)
-        await self._producer.start()
+        producer = AIOKafkaProducer(**client_options(self._kafka), acks="all", **transaction)
+        self._producer = producer
+        await whole(producer.client.bootstrap())
+        await producer._sender.start()  # noqa: SLF001 (this fences: not to be done whole)
 
     async def write(self, effects: Sequence[Effect]) -> None:
         """Write everything of these effects, or nothing; returns when it is committed.
@@ -104,12 +111,8 @@ class GateWriter:
         successor: from a writer that is closed that is no fencing."""
         self._closed.set()
         await self._end_writing()
-        if self._producer is None:
-            return
-        try:
-            await self._producer.stop()
-        except KafkaError:
-            await self._producer.client.close()  # aiokafka leaves it open then
+        if self._producer is not None:
+            await whole(_disconnect(self._producer))
 
     async def _end_writing(self) -> None:
         """Abort the transaction under way; a broker that does not answer aborts it by itself later."""
@@ -125,6 +128,13 @@ class GateWriter:
         await producer.send_and_wait(
             topic.value, value, key=named, partition=self._partition, headers=headers
         )
+
+
+async def _disconnect(producer: AIOKafkaProducer) -> None:
+    try:
+        await producer.stop()
+    except KafkaError:
+        await producer.client.close()  # aiokafka leaves it open then
 
 
 async def _all_sent(sends: Sequence[Coroutine[None, None, None]]) -> None:

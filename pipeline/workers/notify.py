@@ -23,7 +23,7 @@ from aiokafka.structs import ConsumerRecord
 
 from pipeline.config import KafkaConfig
 from pipeline.core.notification import Judgement, Notification, headers, judged, notification_of, wait_s
-from pipeline.workers.broker import back_off_s, client_options, isolation
+from pipeline.workers.broker import back_off_s, client_options, isolation, started
 from pipeline.workers.faults import fault
 from pipeline.workers.rights import explained
 from pipeline.workers.stopping import unless
@@ -161,20 +161,19 @@ class Notifier:
         """Until `stop` is set; waits for an absent broker or topic, with back-off."""
         attempt = 0
         while not stop.is_set():
-            consumer = self._consumer()
             try:
-                await consumer.start()
-                consumer.subscribe(
-                    [Topic.DECISIONS.value], listener=_BeginAtTheEnd(consumer, self._has_joined)
-                )
-                log.info("ready: %s to %s", Plain(", ".join(sorted(self._webhook.kinds))), self._webhook.host)
-                attempt = 0
-                await unless(stop, self._follow(consumer))
+                async with started(self._consumer()) as consumer:
+                    consumer.subscribe(
+                        [Topic.DECISIONS.value], listener=_BeginAtTheEnd(consumer, self._has_joined)
+                    )
+                    kinds = Plain(", ".join(sorted(self._webhook.kinds)))
+                    log.info("ready: %s to %s", kinds, self._webhook.host)
+                    attempt = 0
+                    await unless(stop, self._follow(consumer))
             except (KafkaError, OSError) as error:
                 log.warning("%s; trying again", Plain(await explained(self._kafka, error)))
             finally:
                 self.joined = False
-                await consumer.stop()
             await unless(stop, asyncio.sleep(back_off_s(attempt)))
             attempt += 1
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.structs import ConsumerRecord
 from faust.app.base import App
@@ -23,7 +23,7 @@ from mode import Service
 from mode.threads import ServiceThread
 
 from pipeline.config import KafkaConfig
-from pipeline.workers import answers, transport
+from pipeline.workers import answers, gate_writer, transport
 from pipeline.workers.records import Record
 from schemas.topics import Topic
 
@@ -47,7 +47,7 @@ def _resolve(path: str) -> Any:
     ("path", "name"),
     [
         (path, name)
-        for module in (answers, transport)
+        for module in (answers, gate_writer, transport)
         for path, names in module.PRIVATE_NAMES.items()
         for name in names
     ],
@@ -201,6 +201,13 @@ def test_isolation_and_fetch_wait_are_read_when_the_consumer_starts() -> None:
     source = inspect.getsource(AIOKafkaConsumer.start)
     assert "isolation_level=self._isolation_level" in source
     assert "fetch_max_wait_ms=self._fetch_max_wait_ms" in source
+
+
+def test_a_producer_connects_and_then_does_what_fences() -> None:
+    """The gate's writer takes these two steps one by one."""
+    source = inspect.getsource(AIOKafkaProducer.start)
+    assert "await self.client.bootstrap()\n        await self._sender.start()\n" in source
+    assert source.count("await ") == 2
 
 
 def test_a_commit_goes_to_the_group_without_a_flush() -> None:

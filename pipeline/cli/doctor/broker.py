@@ -30,6 +30,7 @@ from pipeline.workers.broker import (
 from pipeline.workers.records import APPEND_TIME, Partition
 from pipeline.workers.topics import TopicProblem, topic_problems
 from schemas.topics import CONTENT_TYPE, INPUTS, TICK, Topic
+from schemas.whole import whole
 
 SEVERITY_OF: Final[dict[str, Severity]] = {"retention": "warning", "replicas": "warning"}
 FORBIDDEN: Final = (
@@ -108,7 +109,7 @@ async def _transactions(kafka: KafkaConfig) -> AsyncIterator[Finding]:
     producer = AIOKafkaProducer(**client_options(kafka), transactional_id="klaxon-doctor")
     try:
         async with asyncio.timeout(ANSWER_S):
-            await producer.start()
+            await whole(producer.start())
     except FORBIDDEN as error:
         yield not_checked(f"Kafka at {kafka.bootstrap}", f"transactions cannot be tried: {error!r}")
     except (KafkaError, TimeoutError) as error:
@@ -122,7 +123,7 @@ async def _transactions(kafka: KafkaConfig) -> AsyncIterator[Finding]:
             " brokers; for a demo with one gate: kafka.transactions: false",
         )
     finally:
-        await producer.stop()
+        await whole(producer.stop())
 
 
 async def _clock(kafka: KafkaConfig, topic: Topic) -> AsyncIterator[Finding]:
