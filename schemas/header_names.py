@@ -4,7 +4,8 @@ Kafka keeps names as bytes, and producers in other languages write any. aiokafka
 of every poll from there on: whoever may write a topic could stop all who read it, for as long as the record
 is kept. Importing this module replaces two names in aiokafka's fetcher, for every consumer of the process.
 What is left of the fetch at fault is taken apart in Python, with U+FFFD in such names. A batch that unpacks
-to too much (`unpacking.py`) is left out. Checksums are verified here, too (`checksums.py`).
+to too much (`unpacking.py`) or holds too many headers (`header_counts.py`) is left out. Checksums are
+verified here, too (`checksums.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import Any, Final
 from aiokafka.consumer import fetcher
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record import default_records
+from aiokafka.record.util import decode_varint
 
 from schemas import checksums
+from schemas.header_counts import HeadersError, require_few
 from schemas.plain import Log, Plain
-from schemas.unpacking import MOST_BYTES, TooLargeError
+from schemas.unpacking import TooLargeError
 
 log: Log = logging.getLogger("klaxon.broker")
 
@@ -28,14 +31,17 @@ PRIVATE_NAMES: Final = {
     "aiokafka.consumer.fetcher": ("MemoryRecords", "PartitionRecords"),
     "aiokafka.consumer.fetcher.PartitionRecords": ("_unpack_records",),
     "aiokafka.record.default_records": ("_DefaultRecordBatchPy",),
-    "aiokafka.record.default_records._DefaultRecordBatchPy": ("_maybe_uncompress",),
+    "aiokafka.record.default_records._DefaultRecordBatchPy": ("_maybe_uncompress", "_read_msg"),
 }
 
 _LENGTH_AT: Final = 8
 _HEAD: Final = 12
 """Offset and length stand before what the length counts."""
 _MAGIC_AT: Final = 16
+_CODEC_AT: Final = 22
+_CODEC_MASK: Final = 0x07
 _LAST_DELTA_AT: Final = 23
+_RECORDS_AT: Final = 61
 
 _Batch: Any = vars(default_records)["_DefaultRecordBatchPy"]
 _MemoryRecords: Any = fetcher.MemoryRecords
@@ -47,7 +53,8 @@ _left_out = 0
 
 
 def batches_left_out() -> int:
-    """Batches that this process left out so far, because they unpack to too much; each time it met them."""
+    """Batches that this process left out so far, because they unpack to too much or hold too many headers;
+    each time it met them."""
     return _left_out
 
 
@@ -69,8 +76,19 @@ class _Bytes(bytearray):
         return super().decode(encoding, "replace")
 
 
+def _number(buffer: bytearray, at: int) -> tuple[int, int]:
+    """As aiokafka's, which looks wherever a length before it points: past the end, the process would die."""
+    if at >= len(buffer):
+        raise IndexError("the record ends before")
+    found: tuple[int, int] = decode_varint(buffer, at)
+    return found
+
+
 class _ForgivingBatch(_Batch):  # type: ignore[misc]  # its type is known at run time only
     _buffer: bytearray
+
+    def _read_msg(self, _: object = None) -> Any:
+        return super()._read_msg(_number)
 
     def _maybe_uncompress(self) -> None:
         super()._maybe_uncompress()
@@ -94,12 +112,22 @@ class _Records(_MemoryRecords):  # type: ignore[misc]  # as above
         self._at += _HEAD + int.from_bytes(self.data[begin + _LENGTH_AT : begin + _HEAD], "big", signed=True)
         if self.verifies:
             _verify(batch, self.data, begin, self._at)
+        _require_few(self.data, begin, self._at)
         return batch
+
+
+def _require_few(data: bytes, begin: int, end: int) -> None:
+    """Raise HeadersError if a record of the batch that stands there has too many headers.
+
+    Of one that is compressed that is seen when it is unpacked.
+    """
+    if checksums.is_current(data, begin) and not data[begin + _CODEC_AT] & _CODEC_MASK:
+        require_few(data, begin + _RECORDS_AT, end)
 
 
 def _verify(batch: Any, data: bytes, begin: int, end: int) -> None:
     """Raise CorruptRecordException, as aiokafka does, if the batch that stands there was damaged."""
-    if checksums.is_current(data, begin):
+    if checksums.IS_FAST and checksums.is_current(data, begin):
         intact = checksums.is_intact(data, begin, end)
     else:
         intact = batch.validate_crc()
@@ -133,6 +161,7 @@ class _ForgivingRecords:
         batch = _ForgivingBatch(data) if data[_MAGIC_AT] >= 2 else _MemoryRecords(data).next_batch()
         if self.verifies:
             _verify(batch, data, 0, len(data))
+        _require_few(data, 0, len(data))
         return batch
 
     def skip(self) -> int:
@@ -152,8 +181,8 @@ class _Tolerant(_PartitionRecords):  # type: ignore[misc]  # as above
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        if checksums.IS_FAST:
-            self._records.verifies, self._check_crcs = self._check_crcs, False
+        # Before headers are counted: a batch that was damaged on its way is fetched again.
+        self._records.verifies, self._check_crcs = self._check_crcs, False
 
     def _unpack_records(self) -> Iterator[Any]:
         while True:
@@ -161,16 +190,15 @@ class _Tolerant(_PartitionRecords):  # type: ignore[misc]  # as above
                 yield from super()._unpack_records()
             except UnicodeDecodeError:
                 self._records = self._rest()
-            except TooLargeError:
+            except (HeadersError, TooLargeError) as why:
                 rest = self._rest()
                 before, self.next_fetch_offset = self.next_fetch_offset, rest.skip()
                 self._records = rest
                 _count_left_out()
                 log.error(
-                    "%s/%d: a batch at offset %d to %d unpacks to more than %d MiB and is left out; see who "
-                    "writes there",
+                    "%s/%d: a batch at offset %d to %d %s; it is left out, see who writes there",
                     Plain(self._tp.topic), self._tp.partition, before, self.next_fetch_offset - 1,
-                    MOST_BYTES >> 20,
+                    Plain(str(why)),
                 )  # fmt: skip
             else:
                 return

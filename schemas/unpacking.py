@@ -3,21 +3,30 @@
 A broker bounds a batch as it comes, compressed (`message.max.bytes`), and zstd packs 32,000 zeros into one,
 gzip 1,000, lz4 250: whoever may write a topic could take all memory of all who read it, again after each
 restart. Importing this module replaces the functions that aiokafka's batches unpack with, for every consumer
-of the process. What is larger raises TooLargeError; `header_names` makes its reader go on after such a batch.
+of the process. What is larger raises TooLargeError, and records of too many headers (`header_counts.py`) a
+HeadersError; `header_names` makes its reader go on after such a batch.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
+from collections.abc import Callable
 from mmap import mmap
 from typing import Any, Final
 
 import cramjam
 from aiokafka import codec
 
+from schemas.header_counts import require_few
+
 MOST_BYTES: Final = 64 << 20
 """64 times what a broker takes by default; real events pack 25-fold at most."""
+
+AT_ONCE: Final = 500
+"""Records that readers take at most of what was fetched, which may unpack to millions of empty ones: a record
+takes 300 bytes and more, however small it is."""
 
 USUAL_BYTES: Final = 1 << 20
 """Room that each thread keeps: what it unpacks nearly always, ours and what clients send by default."""
@@ -39,6 +48,9 @@ _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 
 class TooLargeError(Exception):
     """A batch holds more than MOST_BYTES once it is unpacked."""
+
+    def __init__(self) -> None:
+        super().__init__(f"unpacks to more than {MOST_BYTES >> 20} MiB")
 
 
 def _within(decompress_into: Any, payload: Any) -> bytes:
@@ -97,7 +109,21 @@ def snappy_decode(payload: Any) -> bytes:
     return bytes(_snappy(payload))
 
 
+def _of_records(decode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """The same, of records that may have headers: those of older formats have none."""
+
+    @functools.wraps(decode)
+    def decoded(payload: Any) -> bytes:
+        records = decode(payload)
+        require_few(records)
+        return records
+
+    return decoded
+
+
 for _module in map(importlib.import_module, READERS):
     for _name in NAMES:
         if hasattr(_module, _name):
-            setattr(_module, _name, globals()[_name])
+            _decode = globals()[_name]
+            _old = _module.__name__.endswith("legacy_records")
+            setattr(_module, _name, _decode if _old else _of_records(_decode))

@@ -29,6 +29,7 @@ from schemas.control_log import GreatestBelieved, Stated
 from schemas.plain import Log, Plain
 from schemas.signing import SIGNATURE, Verdict
 from schemas.topics import Topic, gating_partition
+from schemas.unpacking import AT_ONCE
 from schemas.whole import whole
 
 log: Log = logging.getLogger(__name__)
@@ -159,6 +160,7 @@ class Router:
                 group_id=None,
                 isolation_level="read_committed",
                 fetch_max_wait_ms=self._settings.fetch_wait_ms,
+                max_poll_records=AT_ONCE,
                 client_id=self._settings.name,
                 **self._settings.security,
             )

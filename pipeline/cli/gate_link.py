@@ -35,6 +35,7 @@ from schemas.control import Command, Decision
 from schemas.records import read_json
 from schemas.signing import SIGNATURE, Signer, Use, Verdict
 from schemas.topics import CONTENT_TYPE, GATING_PARTITIONS, JSON, Topic, gating_partition
+from schemas.unpacking import AT_ONCE
 
 T = TypeVar("T")
 POLL_MS: Final = 100
@@ -163,6 +164,7 @@ async def follow(kafka: KafkaConfig, first: Mapping[Partition, int]) -> AsyncIte
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         fetch_max_wait_ms=kafka.fetch_wait_ms,
+        max_poll_records=AT_ONCE,
     )
     async with started(made) as consumer:
         consumer.assign([TopicPartition(*place) for place in first])

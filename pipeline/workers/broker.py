@@ -23,6 +23,7 @@ from pipeline.workers.refusal import refusal
 from schemas import header_names  # noqa: F401 (its import is what it does)
 from schemas.plain import Log, Plain
 from schemas.topics import Topic
+from schemas.unpacking import AT_ONCE
 from schemas.whole import whole
 
 log: Log = logging.getLogger("klaxon.broker")
@@ -278,6 +279,7 @@ class RangeReader:
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             fetch_max_wait_ms=kafka.fetch_wait_ms,
+            max_poll_records=AT_ONCE,
         )
 
     async def start(self) -> None:

@@ -20,6 +20,7 @@ from schemas.control import Directive
 from schemas.plain import Log, Plain
 from schemas.records import read_json
 from schemas.topics import Topic
+from schemas.unpacking import AT_ONCE
 from schemas.whole import whole
 
 log: Log = logging.getLogger("klaxon.gate")
@@ -51,6 +52,7 @@ class ControlWatch:
             enable_auto_commit=False,
             auto_offset_reset="latest",
             fetch_max_wait_ms=POLL_MS,
+            max_poll_records=10 * AT_ONCE,  # a flood is passed as fast as it is fetched
         )
         await whole(self._consumer.start())
         self._consumer.assign([self._place])

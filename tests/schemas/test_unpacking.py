@@ -102,4 +102,8 @@ def test_the_private_names_are_replaced(path: str) -> None:
     module = importlib.import_module(path)
     held = [name for name in NAMES if hasattr(module, name)]
     assert len(held) >= 3
-    assert [name for name in held if getattr(module, name) is not getattr(unpacking, name)] == []
+    ours = {name: getattr(unpacking, name) for name in held}
+    if "legacy" in path:
+        assert {name: getattr(module, name) for name in held} == ours
+    else:  # they count headers, too
+        assert {name: getattr(module, name).__wrapped__ for name in held} == ours

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from schemas.topics import Topic
 from tests.agents.test_router_signatures import directive
 from tests.kafka.broker import Broker
 from tests.kafka.processes import Worker
-from tests.kafka.records import Written, dump, produce
+from tests.kafka.records import Written, dump, fresh_topics, produce
 from tests.kafka.waiting import eventually
+from tests.schemas.test_header_counts import batch, record
 from tests.schemas.test_header_names import log
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -122,24 +124,50 @@ def most_resident_bytes(process: Worker) -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
-@pytest.mark.parametrize("spoil", [False, True], ids=["healthy", "with-a-bomb"])
+SPOILT: dict[str, Callable[[], bytes]] = {
+    "unpacks to more than 64 MiB": lambda: log([[b"a"]], ZSTD, zeros=BOMB_BYTES),
+    "holds a record of more than 512 headers": lambda: batch([record(20_000_000)], ZSTD),
+}
+
+
+@pytest.mark.parametrize("spoilt", ["", *SPOILT])
 async def test_a_batch_that_unpacks_to_too_much_costs_its_records_alone(
-    kafka: Broker, log_folder: Path, spoil: bool
+    kafka: Broker, log_folder: Path, spoilt: str
 ) -> None:
-    """300 MiB in 10 kB; memory stays what it is without."""
+    """300 MiB in 10 kB, 20 million headers in 4 kB; memory stays what it is without."""
     await produce(kafka, [Written(Topic.REQUESTS, b"{", partition=0)])
-    if spoil:
-        await write(kafka, Topic.REQUESTS, log([[b"a"]], ZSTD, zeros=BOMB_BYTES))
+    if spoilt:
+        await write(kafka, Topic.REQUESTS, SPOILT[spoilt]())
     await produce(kafka, [Written(Topic.REQUESTS, b"{", partition=0)])
     async with Worker("measure", kafka, log_folder) as process:
 
         async def all_refused() -> bool:
-            return await letters(kafka) == ({0, 2} if spoil else {0, 1})
+            return await letters(kafka) == ({0, 2} if spoilt else {0, 1})
 
         await eventually(all_refused)
-        if spoil:
-            await process.until_log("klaxon.requests/0: a batch at offset 1 to 1 unpacks to more than 64 MiB")
+        if spoilt:
+            await process.until_log(f"klaxon.requests/0: a batch at offset 1 to 1 {spoilt}")
         most = most_resident_bytes(process)
         print(f"most resident: {most >> 20} MiB")
         assert most < BOMB_BYTES
+        assert await process.stop() == 0, process.log
+
+
+async def test_millions_of_headers_cost_their_records_alone(embedded: Broker, log_folder: Path) -> None:
+    """20 million in 4 kB would take 1.4 GB. This broker looks into no batch: one that lies gets there."""
+    await fresh_topics(embedded)
+    await produce(embedded, [Written(Topic.REQUESTS, b"{", partition=0)])
+    for spoilt in (batch([record(20_000_000)], ZSTD), batch([record(600, said=1 << 30)])):
+        await write(embedded, Topic.REQUESTS, spoilt)
+    await produce(embedded, [Written(Topic.REQUESTS, b"{", partition=0)])
+    async with Worker("measure", embedded, log_folder) as process:
+
+        async def all_refused() -> bool:
+            return await letters(embedded) == {0, 3}
+
+        await eventually(all_refused)
+        for offset in (1, 2):
+            batch_at = f"klaxon.requests/0: a batch at offset {offset} to {offset}"
+            await process.until_log(f"{batch_at} holds a record of more than 512 headers")
+        assert most_resident_bytes(process) < BOMB_BYTES
         assert await process.stop() == 0, process.log
