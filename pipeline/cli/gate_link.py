@@ -192,6 +192,21 @@ async def newest(kafka: KafkaConfig, topic: Topic) -> tuple[dict[bytes, Record],
     return found, ends
 
 
+async def everything(kafka: KafkaConfig, topic: Topic) -> list[Record]:
+    """Newest record per partition and key of one of the gate's compacted topics."""
+    places = [Partition(topic.value, number) for number in range(GATING_PARTITIONS)]
+    reader = RangeReader(kafka)
+    await reader.start()
+    try:
+        begins, ends = await reader.begin_offsets(places), await reader.end_offsets(places)
+        found: dict[tuple[int, bytes], Record] = {}
+        async for record in reader.read({place: (begins[place], ends[place]) for place in places}):
+            found[record.partition, record.key or b""] = record
+    finally:
+        await reader.stop()
+    return list(found.values())
+
+
 async def kept(kafka: KafkaConfig, place: Partition) -> AsyncIterator[Record]:
     """Every record of one partition that is kept, to where it ends now; one fetch at a time is held."""
     reader = RangeReader(kafka)

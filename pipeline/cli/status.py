@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import click
@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.cli.exits import Exit
-from pipeline.cli.gate_link import require_topics, run, tail
+from pipeline.cli.gate_link import everything, require_topics, run, tail
 from pipeline.cli.options import config_option, json_option
 from pipeline.cli.standing import (
     Standing,
@@ -24,11 +24,12 @@ from pipeline.cli.standing import (
 )
 from pipeline.config import Config
 from pipeline.core.gate.answer import SAME_SETTINGS
+from pipeline.core.gate.state import PartitionMemory, StateError, decode_state
 from pipeline.workers.broker import leaderless, partition_counts
 from pipeline.workers.content import content_settings
 from pipeline.workers.records import Partition, Record
 from schemas.buckets import FinalBuckets
-from schemas.records import read_msgpack
+from schemas.records import UnknownVersionError, read_msgpack
 from schemas.topics import SOURCES, Topic
 
 TAILS: Final = (400, 6_400)
@@ -81,7 +82,7 @@ def _judged(one: Standing, now_us: int, silent_us: int) -> dict[str, object]:
 
 
 async def _read(config: Config) -> tuple[list[Standing], list[SourceStanding]]:
-    await require_topics(config.kafka, (*SOURCES, Topic.BUCKETS))
+    await require_topics(config.kafka, (*SOURCES, Topic.BUCKETS, Topic.STATE))
     standings = await read_standings(config)
     return standings, await read_sources(config)
 
@@ -89,25 +90,53 @@ async def _read(config: Config) -> tuple[list[Standing], list[SourceStanding]]:
 async def read_sources(config: Config) -> list[SourceStanding]:
     """Every source, as gating partition 0's newest final buckets tell of it. Every topic must exist."""
     counts = await partition_counts(config.kafka, SOURCES)
-    settings = content_settings(config.content)
+    states = await everything(config.kafka, Topic.STATE)
+    settings_hash = gates_content(states, time.time_ns() // 1000, silent_after_us(config.gate))
+    whose = "the gate's" if settings_hash else "here"
+    settings_hash = settings_hash or content_settings(config.content).hash
     sources: list[SourceStanding] = []
     for records in TAILS:
         sources = source_standings(
             {topic.value: counts[topic] for topic in SOURCES},
             await tail(config.kafka, Partition(Topic.BUCKETS.value, 0), records),
-            settings.hash,
+            settings_hash,
             time.time_ns() // 1000,
             config.gate.blind_after_s,
+            whose,
         )
         if all(one.closed_through is not None for one in sources):
             break
     return without_leader(sources, await leaderless(config.kafka, SOURCES))
 
 
+def gates_content(states: Iterable[Record], now_us: int, silent_us: int) -> str:
+    """Hash of the content settings that the gate runs with which wrote last; "" if none did within
+    `silent_us`, or it is of an older release. Gates that differ are the doctor's to tell."""
+    found = ""
+    for record in sorted(states, key=lambda one: one.append_us):
+        if not record.value or now_us - record.append_us > silent_us:
+            continue
+        try:
+            memory = decode_state(record.value)
+        except (StateError, UnknownVersionError):
+            continue  # of another version of the gate, which says so itself
+        if isinstance(memory, PartitionMemory):
+            found = memory.content_hash
+    return found
+
+
 def source_standings(
-    counts: dict[str, int], records: list[Record], settings_hash: str, now_us: int, blind_after_s: int
+    counts: dict[str, int],
+    records: list[Record],
+    settings_hash: str,
+    now_us: int,
+    blind_after_s: int,
+    whose: str = "here",
 ) -> list[SourceStanding]:
-    """Every source as the newest final buckets tell of it, and what is wrong with it."""
+    """Every source as the newest final buckets tell of it, and what is wrong with it.
+
+    `whose` content settings have this hash: a source that was closed with others counts for nothing there.
+    """
     latest: dict[tuple[str, int], FinalBuckets] = {}
     for record in records:
         try:
@@ -118,7 +147,7 @@ def source_standings(
         if before is None or final.closed_through >= before.closed_through:
             latest[final.topic, final.partition] = final
     return [
-        _source(topic, partition, latest.get((topic, partition)), settings_hash, now_us, blind_after_s)
+        _source(topic, partition, latest.get((topic, partition)), settings_hash, now_us, blind_after_s, whose)
         for topic, count in counts.items()
         for partition in range(count)
     ]
@@ -131,6 +160,7 @@ def _source(
     settings_hash: str,
     now_us: int,
     blind_after_s: int,
+    whose: str,
 ) -> SourceStanding:
     worker = WORKER.get(topic, "measure")
     age_s = None if final is None else max(0, now_us // 1_000_000 - final.closed_through)
@@ -142,7 +172,7 @@ def _source(
         silent = f"closes nothing for {age_s} s, since {since}"
         problem = f"{silent}: is `klaxon worker {worker}` running, or far behind?"
     elif final.settings_hash != settings_hash:
-        problem = f"closed with other content settings than here: {SAME_SETTINGS}"
+        problem = f"closed with other content settings than {whose}: {SAME_SETTINGS}"
     elif final.whole_from > final.closed_through:
         problem = f"its worker warms up until second {final.whole_from}"
     return SourceStanding(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import time
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
 from pipeline.cli.standing import deciding, human, standings, step_due
-from pipeline.cli.status import source_lines, source_standings, without_leader
-from pipeline.core.gate.state import encode_state
+from pipeline.cli.status import gates_content, read_sources, source_lines, source_standings, without_leader
+from pipeline.config import Config
+from pipeline.core.gate.settings import Effect
+from pipeline.core.gate.state import PartitionMemory, encode_state
+from pipeline.workers.gate_writer import GateWriter
 from pipeline.workers.records import Partition, Record
 from schemas.control import Segment
 from schemas.topics import Topic
@@ -28,6 +32,8 @@ from tests.core.gate.build import (
     us,
 )
 from tests.core.gate.test_left_out import EJECT, fleet
+from tests.kafka.broker import Broker
+from tests.kafka.records import Written, fresh_topics, produce
 
 
 def record(topic: Topic, value: bytes, append_us: int = 0) -> Record:
@@ -200,6 +206,51 @@ def test_sources_that_stand_still_are_named() -> None:
     lines = source_lines(found)
     assert len(lines) == 4
     assert lines[-1] == "1 of 4 sources close their seconds, the slowest 16 s ago"
+
+
+def test_sources_are_held_against_the_gate_s_settings_not_against_this_installation_s() -> None:
+    bench = Bench.started()
+    bench.write(bench.core.renew(us(T0 + 22)))
+    states = [record(Topic.STATE, value, us(T0 + 22)) for value in bench.states.values()]
+    junk = [record(Topic.STATE, b"", us(T0 + 22)), record(Topic.STATE, b"junk", us(T0 + 22))]
+    assert gates_content([*states, *junk], us(T0 + 30), us(20)) == HASH != bench.settings.hash
+    assert gates_content(states, us(T0 + 50), us(20)) == "", "said too long ago"
+    older = encode_state(PartitionMemory(partition=0, command_offset=0, settings_hash="gate's"))
+    assert gates_content([record(Topic.STATE, older or b"", us(T0))], us(T0), us(20)) == ""
+
+    records = [
+        record(Topic.BUCKETS, msgspec.msgpack.encode(one))
+        for one in (final(REQUESTS, 0, T0), final(LOGITS, 0, T0, settings_hash="here"))
+    ]
+    found = source_standings({REQUESTS: 1, LOGITS: 1}, records, HASH, us(T0 + 5), 45, "the gate's")
+    assert [one.problem.partition(":")[0] for one in found] == [
+        "",
+        "closed with other content settings than the gate's",
+    ]
+
+
+@pytest.mark.slow
+async def test_whichever_gating_partition_the_gate_has_written(embedded: Broker) -> None:
+    """Of a roll-out in the fourth, the memory says what sources are held against; here it is another."""
+    await fresh_topics(embedded)
+    now_s = time.time_ns() // 1_000_000_000
+    made = [final(REQUESTS, 0, now_s, settings_hash=which, partition=n) for n, which in enumerate("gh")]
+    values = [msgspec.msgpack.encode(one) for one in made]
+    await produce(embedded, [Written(Topic.BUCKETS, value, partition=0) for value in values])
+    config = Config(kafka=embedded.config)
+
+    async def blamed() -> dict[str, str]:
+        found = {one.source: one.problem for one in await read_sources(config)}
+        return {f"{REQUESTS}/{n}": found[f"{REQUESTS}/{n}"].partition(":")[0] for n in range(2)}
+
+    than = "closed with other content settings than"
+    assert await blamed() == {f"{REQUESTS}/0": f"{than} here", f"{REQUESTS}/1": f"{than} here"}
+    memory = PartitionMemory(partition=3, command_offset=0, settings_hash="s", content_hash="g")
+    writer = GateWriter(embedded.config, 3)
+    await writer.start()
+    await writer.write([Effect("r", None, None, (memory,))])
+    await writer.close()
+    assert await blamed() == {f"{REQUESTS}/0": "", f"{REQUESTS}/1": f"{than} the gate's"}
 
 
 def test_a_partition_without_a_leader_is_named() -> None:

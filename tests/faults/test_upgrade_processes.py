@@ -15,6 +15,7 @@ import pytest
 from aiokafka import TopicPartition
 
 from pipeline.core.gate.answer import SAME_SETTINGS
+from pipeline.core.gate.sources import OTHERWISE
 from pipeline.core.gate.state import encode_state
 from pipeline.core.source import ContentSettings
 from schemas import codec
@@ -197,7 +198,7 @@ async def test_a_worker_with_other_settings_makes_its_seconds_unknown_until_it_i
         assert f"of {foreign} is unknown" in why, why
         problems = await _problems(kafka)
         assert f"{foreign}: closed with other content settings" in gate.log
-        assert problems == {foreign: f"closed with other content settings than here: {SAME_SETTINGS}"}
+        assert problems == {foreign: f"{OTHERWISE}: {SAME_SETTINGS}"}
         assert await other.stop() == 0, other.log
         await eventually(lambda: _stepped(kafka))
         assert "trip" not in await _kinds(kafka)

@@ -13,7 +13,7 @@ import msgspec
 from aiokafka.errors import KafkaError
 
 from pipeline.cli.doctor.findings import Finding, Severity
-from pipeline.cli.gate_link import believed_directives, tail
+from pipeline.cli.gate_link import believed_directives, everything, tail
 from pipeline.cli.standing import Standing, obstacles_of, silent_after_us, standings
 from pipeline.cli.status import SourceStanding, read_sources
 from pipeline.config import Config, KafkaConfig
@@ -28,7 +28,7 @@ from pipeline.workers.records import Partition, Record
 from pipeline.workers.topics import RETENTION_MS
 from schemas.control import Applied, DeadLetter
 from schemas.records import UnknownVersionError, read_json
-from schemas.topics import GATING_PARTITIONS, Topic
+from schemas.topics import Topic
 
 T = TypeVar("T")
 
@@ -61,8 +61,8 @@ async def worker_findings(config: Config, look_s: float) -> list[Finding]:
     lags, sources = await _lags(config.kafka), await read_sources(config)
     found += lag_findings(before_lags, lags)
     found += source_findings(before_sources, sources, members)
-    states = await _everything(config.kafka, Topic.STATE)
-    control = await _everything(config.kafka, Topic.CONTROL)
+    states = await everything(config.kafka, Topic.STATE)
+    control = await everything(config.kafka, Topic.CONTROL)
     known = standings(states, filter(believed_directives(config), control))
     now_us, silent_us = time.time_ns() // 1000, silent_after_us(config.gate)
     found += lease_findings(known, now_us, silent_us)
@@ -292,21 +292,6 @@ async def _lag_of(reader: RangeReader, committed: Mapping[Partition, int]) -> di
         standing = LagStanding(offset, begins[place], ends[place], oldest_us, retention_us)
         found[place] = lag_of(standing, time.time_ns() // 1000)
     return found
-
-
-async def _everything(kafka: KafkaConfig, topic: Topic) -> list[Record]:
-    """Newest record per partition and key of one of the gate's compacted topics."""
-    places = [Partition(topic.value, number) for number in range(GATING_PARTITIONS)]
-    reader = RangeReader(kafka)
-    await reader.start()
-    try:
-        begins, ends = await reader.begin_offsets(places), await reader.end_offsets(places)
-        found: dict[tuple[int, bytes], Record] = {}
-        async for record in reader.read({place: (begins[place], ends[place]) for place in places}):
-            found[record.partition, record.key or b""] = record
-    finally:
-        await reader.stop()
-    return list(found.values())
 
 
 async def _letters(kafka: KafkaConfig, now_us: int) -> list[Record]:

@@ -47,7 +47,7 @@ class GateCore:
         self.settings = settings
         self._intake = Intake(partition, sources, settings.settings_hash)
         self._runs: dict[str, Run] = {}
-        self._commands = PartitionMemory(partition=partition, command_offset=-1, settings_hash=settings.hash)
+        self._commands = self._with_settings(PartitionMemory(partition=partition, command_offset=-1))
         self._remembered = self._commands
         """As it stands in `klaxon.state`."""
         self._remembered_us = 0
@@ -74,10 +74,15 @@ class GateCore:
         found = resumed(states, control, rollouts, self.settings, restated)
         self._runs |= found.runs
         if found.commands is not None:
-            self._commands = replace(found.commands, settings_hash=self.settings.hash)
+            self._commands = self._with_settings(found.commands)
             self._remembered = self._commands
         for name, times in found.counts.items():
             self._count(name, times)
+
+    def _with_settings(self, memory: PartitionMemory) -> PartitionMemory:
+        """With what this gate runs with."""
+        told = self.settings
+        return replace(memory, settings_hash=told.hash, content_hash=told.settings_hash)
 
     def read_from(self) -> ReadFrom:
         """Where the caller reads on after `restore`."""

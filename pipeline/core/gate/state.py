@@ -160,6 +160,8 @@ class PartitionMemory(Struct, frozen=True, kw_only=True, tag="partition"):
     turned away would be obeyed once keys and clocks have moved on, and the other way about."""
     settings_hash: str = ""
     """Of the settings that the gate which wrote this runs with: gates that differ are told apart by it."""
+    content_hash: str = ""
+    """Of those among them that seconds must be made with; "" where a gate of an older release wrote this."""
     command_ids: tuple[str, ...] = ()
     """The last ids obeyed or refused, oldest first: a command sent twice is obeyed once."""
 
