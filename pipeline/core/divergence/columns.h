@@ -29,6 +29,7 @@
 #define LOWEST (LOG_FLOOR + 0.01)
 #define LOG_2 0.6931471805599453
 #define ROUNDING 1e-14
+#define LOG_HALF (-0.6931471805599453)
 #define LOGPROB_SLACK 1e-3
 #define MASS_SLACK 1e-3
 #define NOT_LISTED (-1)
@@ -191,7 +192,7 @@ INLINE int64_t read_token(const half *of, ptrdiff_t at) {
 
 /* Which of n positions list the same tokens rank by rank (`alike`; returns how many), and which do not. */
 INLINE int split(room *restrict w, const half *p, const half *q, int n, int *low) {
-    int k = p->k, odd = p->k != q->k || k == 0, alike = 0, others = 0;
+    int k = p->k, odd = p->k != q->k || k < 2, alike = 0, others = 0;
     *low = 0;
     if (!odd) scan(p, (ptrdiff_t)n * k, &odd, low), scan(q, (ptrdiff_t)n * k, &odd, low);
     int narrow = !p->wide_ids && !q->wide_ids;

@@ -18,7 +18,7 @@ from pipeline.core.divergence.measures import MEASURES
 from pipeline.core.divergence.pairs import Outcome, PairScores
 from schemas.columns import I8
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 """Of kernel.c, positions.h and columns.h: raised whenever a bit of what they say changes."""
 _COUNTED: Final = ("positions", "invalid", "agreed", "first_difference", "ended_together")
 _MEASURED: Final = (*MEASURES, "kl_lower_max")

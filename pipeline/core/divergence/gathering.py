@@ -162,7 +162,7 @@ def sent(of: Answers, emitted: Tokens, rows: I8, stretches: I8) -> Sent:
     if size < shape[2]:
         # What fills up the last columns is as good as any list.
         ids[:, :, size:] = np.arange(widest)[:, None]
-        logprobs[:, :, size:] = -1.0 - np.arange(widest)[:, None]
+        logprobs[:, :, size:] = -0.5 - np.arange(widest)[:, None]
     return Sent(ids, logprobs, room, emitted_at)
 
 

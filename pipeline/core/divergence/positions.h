@@ -145,6 +145,18 @@ INLINE void read_list(room *restrict w, arm *restrict of, int64_t nobody, int k,
     find_twice(w, of, k, n);
 }
 
+/* Where the emitted token is all that is listed, and below one half, it may be out of rank: it says nothing of
+   the others, and nothing else does. */
+INLINE void find_lone(room *w, const arm *of, const half *by, int k, int n) {
+    for (int t = 0; t < n; t++) {
+        int listed = 0, at = 0;
+        if (!(of->largest[t] < LOG_HALF)) continue;
+        for (int i = 0; i < k; i++)
+            if (of->log[i][t] > PAD) listed++, at = i;
+        w->bad[t] |= listed == 1 && of->id[at][t] == read_token(by, w->others[t]);
+    }
+}
+
 /* An emitted token that stands first though it is the smallest, the others falling, sets no cap; it is
    dropped if the other arm lacks it. */
 INLINE void mend_stray(arm *of, const arm *other, int64_t emitted, int64_t nobody, int k, int t) {
@@ -351,6 +363,8 @@ INLINE void measure_apart(room *restrict w, const half *p, const half *q, int k,
     clear(w, columns);
     read_list(w, &w->p, nobody_p, k, columns);
     read_list(w, &w->q, nobody_q, k, columns);
+    find_lone(w, &w->p, p, k, n);
+    find_lone(w, &w->q, q, k, n);
     judge(w, n, columns);
     mend_strays(w, &w->p, &w->q, p, nobody_p, k, n);
     mend_strays(w, &w->q, &w->p, q, nobody_q, k, n);

@@ -2,19 +2,24 @@
 
 Lists are unordered sets, with one exception: an engine may list the emitted token out of rank, first and
 followed by its best alternatives. Such a token says nothing about the tokens left out, so it must not set
-the cap of its list.
+the cap of its list. Where it is all that is listed, nothing else can: unless no other token can be more
+probable, that position is not measured (decisions.md §2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
 from pipeline.core.divergence.lists import LEAST, P_OF_PAD, PAD, Lists, ready, sum_rows
 from schemas.columns import F8, I4, I8, NOT_LISTED, NOT_LISTED_LOGPROB, Bool
 from schemas.validity import LOGPROB_SLACK, MASS_SLACK, valid_lists
+
+LOG_HALF: Final = float(np.log(0.5))
+"""From here on no other token is more probable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ def read_lists(sent: Sent, logits: Bool | None) -> tuple[Lists, Bool | None]:
     largest = logprobs[:, 0] if falling else np.maximum.reduce(logprobs, axis=1)
     lists = ready(sent.ids, logprobs, sent.room, largest, cap, least)
     valid = None if _plainly_valid(lists) else _valid(lists, logprobs, None)
+    if lists.ids.shape[1] == 1:
+        valid = _without_lone(lists, valid, sent.emitted)
     return lists if falling else _without_strays(lists, sent.emitted), valid
 
 
@@ -57,7 +64,7 @@ def _read_with_care(sent: Sent, logits: Bool | None) -> tuple[Lists, Bool | None
     logprobs[none] = PAD
     ids = np.where(none, NOT_LISTED, sent.ids)
     lists = ready(ids, logprobs, sent.room, np.maximum.reduce(logprobs, axis=1), cap, PAD)
-    valid = _valid(lists, values, logits)
+    valid = _without_lone(lists, _valid(lists, values, logits), sent.emitted)
     return _without_strays(lists, sent.emitted), valid
 
 
@@ -82,6 +89,19 @@ def _valid(lists: Lists, logprobs: F8, logits: Bool | None) -> Bool:
         for ids, values, total in zip(lists.ids, logprobs, lists.total, strict=True)
     ]
     return valid[0] & valid[1]
+
+
+def _without_lone(lists: Lists, valid: Bool | None, emitted: Callable[[I8, I8], I4 | I8]) -> Bool | None:
+    """`valid` without the positions where an arm lists the emitted token alone, and that below one half."""
+    lone = (lists.largest < LOG_HALF) & ((lists.logprobs > PAD).sum(axis=1) == 1)
+    arms, columns = lone.nonzero()
+    if not len(columns):
+        return valid
+    at = (lists.logprobs > PAD).argmax(axis=1)[arms, columns]
+    unranked = columns[lists.ids[arms, at, columns] == emitted(arms, columns)]
+    ranked = np.ones(lists.ids.shape[2], dtype=np.bool_) if valid is None else valid.copy()
+    ranked[unranked] = False
+    return ranked
 
 
 def _softmaxed(logprobs: F8, logits: Bool) -> F8:

@@ -200,6 +200,28 @@ def test_an_emitted_token_out_of_rank_counts_when_both_list_it() -> None:
     assert in_rank.outcome == ("scored",)
 
 
+@pytest.mark.parametrize("others", [1, 3])
+def test_an_emitted_token_that_stands_alone_is_measured_only_where_none_can_be_more_probable(
+    others: int,
+) -> None:
+    """As vLLM's chat lists it where one candidate is asked for: whatever its rank."""
+    just_over, under = [(9, math.log(0.5) + 1e-12)], [(9, math.log(0.5) - 1e-12)]
+    other = LIST_B[:others]
+    for mine, theirs in ((answer([9], under), answer([9], other)), (answer([9], other), answer([9], under))):
+        scores = one(mine, theirs)
+        assert (scores.outcome, scores.positions[0], scores.invalid[0]) == (("no_position",), 0, 1)
+    assert one(answer([9], just_over), answer([9], other)).outcome == ("scored",)
+    # Another token was emitted: who lists but one lists the most probable.
+    assert one(answer([2], under), answer([2], other)).outcome == ("scored",)
+
+
+def test_known_bad_a_lone_token_as_the_cap_claims_a_divergence_between_equals() -> None:
+    """One distribution, two draws: were each the most probable token, the arms would differ."""
+    a, b = [(1, math.log(0.3))], [(2, math.log(0.01))]
+    assert least_kl(a, b, ETA) > 0.7
+    assert one(answer([1], a), answer([2], b)).outcome == ("no_position",)
+
+
 @pytest.mark.parametrize(
     ("tokens", "entries"),
     [
