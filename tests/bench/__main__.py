@@ -80,7 +80,7 @@ def _options(arguments: Sequence[str] | None, measurements: Mapping[str, Measure
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", choices=tuple(measurements), help=", ".join(measurements)
     )
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: under four minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: about six minutes")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE", help="default: build/bench.json")
     return parser.parse_args(arguments)
 

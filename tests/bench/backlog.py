@@ -85,6 +85,15 @@ class Backlog:
             batches.append(Batch(batch.partition, moved, int(at(batch.newest_us))))
         return replace(self, batches=batches, last_us=int(at(self.last_us)))
 
+    def repeated(self, times: int) -> Backlog:
+        """The same traffic so many times one after the other, of other prompts each time."""
+        lasts_us = self.last_us - self.first_us
+        batches = [
+            _again(batch, number, number * lasts_us) for number in range(times) for batch in self.batches
+        ]
+        last_us = self.first_us + times * lasts_us
+        return replace(self, batches=batches, events=times * self.events, last_us=last_us)
+
     def ticks(self, start_us: int, lateness_us: int) -> Iterator[Out]:
         """The record of every partition that closes all its seconds."""
         return _ticks(self.partitions, self.last_us - self.first_us + start_us + lateness_us)
@@ -163,6 +172,16 @@ def read_single(path: Path, *, partitions: int, most: int) -> SingleEvents:
 def _batch(partition: int, events: Sequence[Any], tabulate: Callable[[Any], Columns]) -> Batch:
     newest_us = max(event.ts_us + event.duration_us for event in events)
     return Batch(partition, tabulate(events), newest_us)
+
+
+def _again(batch: Batch, number: int, later_us: int) -> Batch:
+    columns, newest_us = batch.columns, batch.newest_us + later_us
+    # Not the first byte, which decides the roll-out.
+    signature = columns.signature.copy()
+    signature[:, 1] ^= number
+    return Batch(
+        batch.partition, _with(columns, ts_us=columns.ts_us + later_us, signature=signature), newest_us
+    )
 
 
 def _ticks(partitions: int, closed_us: int) -> Iterator[Out]:
