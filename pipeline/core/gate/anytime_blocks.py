@@ -64,6 +64,7 @@ class Blocks:
         while self._before and self._before[0][0] < start - LOOK_BACK_S:
             self._before.popleft()
         found: dict[Scope, tuple[Growth, int]] = {}
+        compared: dict[Scope, int] = {}
         for scope in filter(judged, self._now):
             canary, like = self._now[scope], self.like(scope)
             p99 = self._p99_before(like)
@@ -72,9 +73,11 @@ class Blocks:
                 continue
             block = Block.of(canary, self._now.get(like, {}), p99, self.bins)
             found[scope] = growth_of((block.ratio,)), requests
+            if block.baseline_requests > 0:
+                compared[scope] = requests
         self._before.append((start, {at: held for at, held in self._now.items() if is_baseline(at)}))
-        if found:
-            self._compared.append((start, {scope: samples for scope, (_, samples) in found.items()}))
+        if compared:
+            self._compared.append((start, compared))
         self._now, self.start = {}, None
         return found
 

@@ -212,7 +212,9 @@ class RolloutEvidence:
 
     def _side(self, judged: Judged, family: Family, arm: Arm) -> Side | None:
         if arm == "baseline" and judged.rule.relative_to == arm and judged.rule.metric.family == family:
-            return BaselineSide.of(judged, self._left_out_of_all)
+            # The control goes on getting copies of everything.
+            left_out = self._left_out_of_all if judged.rule.arm == "canary" else NOTHING
+            return BaselineSide.of(judged, left_out)
         if not _is_of(judged.rule, family, arm):
             return None
         return Remaining.of(judged, self.left_out) if arm == "canary" and self.left_out.exclusions else judged

@@ -33,6 +33,7 @@ _NODES_AND_CONTEXTS: Final = frozenset({"node", "context", "node_context"})
 _STRATUM: Final = ("request_type", "context_class", "sampling", "cache_hit", "hardware")
 """Parts of a stratum's value, in order."""
 _TOLD_BY_STRATA: Final = frozenset({"request_type", "sampling", "hardware"})
+_TOLD_OF_ALL_ARMS: Final = _TOLD_BY_STRATA | {ALL, "context", "stratum"}
 
 
 class Exclusion(Struct, frozen=True):
@@ -81,6 +82,14 @@ class _Index:
             return scope in self.others
         widest = self.widest(held.node)
         return widest is not None and held.limit >= widest
+
+    def tells_all_arms(self, dimension: str) -> bool:
+        """Whether cells of requests say exactly what those of this dimension lose, no node being left out."""
+        if not self.over and not self.others:
+            return True
+        if self.kind is not None and not self.strata_tell:
+            return dimension in (ALL, self.kind)
+        return (self.strata_tell or not self.others) and dimension in _TOLD_OF_ALL_ARMS
 
     def widest(self, node: str | None) -> int | None:
         """The least context limit over which this node's traffic is left out; None: none of it is."""
@@ -133,6 +142,11 @@ class LeftOut:
         for dimension, value in _taken_from(scope, active, strata):
             if not active.covers((dimension, value)):
                 yield Cell(dimension, value, cell.counters, cell.measures, []), -1
+
+    def tells_all_arms(self, dimension: str, second: int) -> bool:
+        """Whether `parts` leaves nothing that is left out in a second's cells of requests of a dimension.
+        Of an arm that nobody keeps the traffic away from, the rest would stay for good."""
+        return self._index(bisect_right(self._sinces, second)).tells_all_arms(dimension)
 
     def begins(self, apart_from: str | None) -> int:
         """The second from which the last of them is left out, those of one dimension aside; −1: none is."""

@@ -49,7 +49,9 @@ class BaselineSide:
             yield _beside(cell), 1
             return
         for part, factor in self.left_out.parts(cell, second, strata=True):
-            if part.dimension in self.compared:
+            dimension = part.dimension
+            # Where no cell says what to take out, nothing is compared: it would stay in for good.
+            if dimension in self.compared and self.left_out.tells_all_arms(dimension, second):
                 yield _beside(part), factor
 
 
