@@ -75,7 +75,7 @@ class GateCore:
         self._runs |= found.runs
         if found.commands is not None:
             self._commands = self._with_settings(found.commands)
-            self._remembered = self._commands
+            self._remembered = found.commands
         for name, times in found.counts.items():
             self._count(name, times)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from pipeline.core.gate.state import PartitionMemory
 from schemas.buckets import Cell, PopulationCells
 from schemas.control import Expects
 from tests.core.gate.build import (
@@ -27,6 +28,7 @@ from tests.core.gate.build import (
     pair_cell,
     quick_requests,
     request_cell,
+    settings,
     shipped_without,
     start_command,
     us,
@@ -443,6 +445,19 @@ def test_without_a_roll_out_it_is_remembered_too_once_a_renewal() -> None:
     assert {(one.directive, one.decision) for one in written} == {(None, None)}
     assert bench.crash().core.read_from().command_offset == 51
     assert bench.crash().core.renew(us(T0 + 20)) == []
+
+
+def test_without_a_roll_out_a_gate_with_other_settings_says_so_too() -> None:
+    """Known-bad: what its predecessor ran with stays in `klaxon.state`; status holds sources against it."""
+    bench = Bench.new()
+    bench.core.answered(0)
+    bench.write(bench.core.renew(us(T0)))
+    bench.settings = settings(settings_hash="others")
+    heir = bench.crash()
+    ((effect,), again) = heir.write(heir.core.renew(us(T0 + 6))), heir.core.renew(us(T0 + 12))
+    (said,) = effect.states
+    assert isinstance(said, PartitionMemory)
+    assert (said.answered, said.content_hash, again) == (0, "others", [])
 
 
 def test_compare_and_set() -> None:
