@@ -143,8 +143,12 @@ def obstacles_of(one: Standing, now_us: int, silent_after_us: int = SILENT_AFTER
 
 def _held_by(one: Standing) -> str | None:
     """The rule behind a pause or an exclusion; None: no rule, or unknown. A cause that names an ejected node
-    is the ejection's, which came after."""
+    is the ejection's, which came after; of a pause, one in an excluded segment is the exclusion's."""
     if one.cause is None:
+        return None
+    located = one.cause.located
+    excluded = {(part.dimension, part.value) for part in one.excluded_segments}
+    if one.state == "paused" and located is not None and (located.dimension, located.value) in excluded:
         return None
     dimension, _, value = (one.cause.scope or "").partition("=")
     node = node_and_context(value)[0] if dimension == "node_context" else value

@@ -31,7 +31,7 @@ from tests.core.gate.build import (
     quick_requests,
     us,
 )
-from tests.core.gate.test_left_out import EJECT, fleet
+from tests.core.gate.test_left_out import EJECT, NARROW, fleet, prompts
 from tests.kafka.broker import Broker
 from tests.kafka.records import Written, fresh_topics, produce
 
@@ -173,6 +173,19 @@ def test_what_holds_is_not_laid_at_the_door_of_an_ejection_that_came_after(state
     assert f"waits for: it is {state}: " in told
     by_rule = replace(one, state=state, cause=replace(one.cause, rule="G3", scope="node=c-4"))
     assert f"waits for: it is {state} by G3: " in human(by_rule, us(T0 + 26))
+
+
+def test_what_an_operator_holds_is_not_laid_at_the_door_of_an_exclusion_that_came_after() -> None:
+    """Known-bad: `it is paused by G3`, which narrows and pauses nothing."""
+    bench = Bench.started(NARROW)
+    bench.command(command("pause", "p"), us(T0))
+    bench.run(T0, T0 + 8, prompts(0.3))
+    (one,) = bench_standings(bench, us(T0 + 24))
+    assert (one.state, len(one.excluded_segments)) == ("paused", 1)
+    assert one.cause is not None
+    assert "waits for: it is paused: " in human(one, us(T0 + 24))
+    narrowed = human(replace(one, state="narrowed"), us(T0 + 24))
+    assert f"waits for: it is narrowed by {one.cause.rule}: " in narrowed
 
 
 def test_the_memory_tells_what_was_written() -> None:
