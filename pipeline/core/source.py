@@ -31,7 +31,7 @@ HALF_BYTES: Final = 1_536
 BYTES_AT_ONCE: Final = 32 << 20
 """What waits to be counted holds its records: it waits for at most this many bytes of the log."""
 _INDEX_STEP_US: Final = 250_000
-_CONTENT_RULES: Final = 5
+_CONTENT_RULES: Final = 6
 """Raised whenever the meaning of a bucket's content changes, so that the settings hash does."""
 
 
