@@ -1,8 +1,11 @@
 """A record has at most MOST_HEADERS headers: aiokafka's reader would make gigabytes of a megabyte of them.
+A batch has at most MOST_RECORDS records.
 
 Kafka knows no bound. An empty header is two bytes, next to none compressed, and 80 once it is read: whoever
 may write a topic could take the memory of all who read it. So the records of a batch are walked through
 before they are read, from one's count of headers to the next record; headers themselves are not looked at.
+That is done at once, and a megabyte packs ten million empty records: as long as their reader walked, it would
+send no heartbeat.
 """
 
 from __future__ import annotations
@@ -11,6 +14,9 @@ from typing import Final
 
 MOST_HEADERS: Final = 512
 """Ours have three; what traces and routes add to records of others are dozens."""
+
+MOST_RECORDS: Final = 500_000
+"""A second to walk through. A batch of 64 MiB, the most that is unpacked, would be of 134 bytes each."""
 
 _LEAST_BYTES: Final = 2 * (MOST_HEADERS + 1)
 """What is shorter cannot hold more."""
@@ -25,15 +31,31 @@ class HeadersError(Exception):
         super().__init__(f"holds a record of more than {MOST_HEADERS} headers, or one that cannot be read")
 
 
+class RecordsError(Exception):
+    """A batch holds more than MOST_RECORDS records."""
+
+    def __init__(self) -> None:
+        super().__init__(f"holds more than {MOST_RECORDS} records")
+
+
+def require_few_records(count: int) -> None:
+    """Raise RecordsError if these are more than MOST_RECORDS. `count`: what the batch states, which is what
+    readers go by."""
+    if count > MOST_RECORDS:
+        raise RecordsError
+
+
 def require_few(records: bytes, at: int = 0, end: int | None = None) -> None:
     """Raise HeadersError if a record of those that stand there, unpacked, has more than MOST_HEADERS.
 
     Of one whose beginning is malformed, too. Of what passes, aiokafka's readers make no more of any record,
-    malformed or not, before they raise an error of their own.
+    malformed or not, before they raise an error of their own. What comes after MOST_RECORDS nobody reads.
     """
     end = len(records) if end is None else end
     try:
-        while end - at >= _LEAST_BYTES:
+        for _ in range(MOST_RECORDS):
+            if end - at < _LEAST_BYTES:
+                break
             at = _next(records, at)
     except IndexError:
         raise HeadersError from None
@@ -44,7 +66,7 @@ def require_few(records: bytes, at: int = 0, end: int | None = None) -> None:
 def _next(records: bytes, at: int) -> int:
     """Where the record after the one that begins here begins. Raises IndexError where the data ends before.
 
-    A microsecond, because most numbers are one byte or two.
+    A microsecond or two, because most numbers are one byte or two.
     """
     low, high = records[at], records[at + 1]
     if low > 0x7F and high < 0x80 and not low & 1:

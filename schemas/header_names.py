@@ -4,8 +4,8 @@ Kafka keeps names as bytes, and producers in other languages write any. aiokafka
 of every poll from there on: whoever may write a topic could stop all who read it, for as long as the record
 is kept. Importing this module replaces two names in aiokafka's fetcher, for every consumer of the process.
 What is left of the fetch at fault is taken apart in Python, with U+FFFD in such names. A batch that unpacks
-to too much (`unpacking.py`) or holds too many headers (`header_counts.py`) is left out. Checksums are
-verified here, too (`checksums.py`).
+to too much (`unpacking.py`) or holds too many headers or records (`header_counts.py`) is left out. Checksums
+are verified here, too (`checksums.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiokafka.record import default_records
 from aiokafka.record.util import decode_varint
 
 from schemas import checksums
-from schemas.header_counts import HeadersError, require_few
+from schemas.header_counts import HeadersError, RecordsError, require_few, require_few_records
 from schemas.plain import Log, Plain
 from schemas.unpacking import TooLargeError
 
@@ -41,6 +41,7 @@ _MAGIC_AT: Final = 16
 _CODEC_AT: Final = 22
 _CODEC_MASK: Final = 0x07
 _LAST_DELTA_AT: Final = 23
+_COUNT_AT: Final = 57
 _RECORDS_AT: Final = 61
 
 _Batch: Any = vars(default_records)["_DefaultRecordBatchPy"]
@@ -53,8 +54,8 @@ _left_out = 0
 
 
 def batches_left_out() -> int:
-    """Batches that this process left out so far, because they unpack to too much or hold too many headers;
-    each time it met them."""
+    """Batches that this process left out so far, because they unpack to too much or hold too many headers or
+    records; each time it met them."""
     return _left_out
 
 
@@ -117,11 +118,15 @@ class _Records(_MemoryRecords):  # type: ignore[misc]  # as above
 
 
 def _require_few(data: bytes, begin: int, end: int) -> None:
-    """Raise HeadersError if a record of the batch that stands there has too many headers.
+    """Raise RecordsError if the batch that stands there has too many records, HeadersError if one of them has
+    too many headers.
 
-    Of one that is compressed that is seen when it is unpacked.
+    Of one that is compressed the latter is seen when it is unpacked.
     """
-    if checksums.is_current(data, begin) and not data[begin + _CODEC_AT] & _CODEC_MASK:
+    if not checksums.is_current(data, begin):
+        return
+    require_few_records(int.from_bytes(data[begin + _COUNT_AT : begin + _RECORDS_AT], "big", signed=True))
+    if not data[begin + _CODEC_AT] & _CODEC_MASK:
         require_few(data, begin + _RECORDS_AT, end)
 
 
@@ -190,7 +195,7 @@ class _Tolerant(_PartitionRecords):  # type: ignore[misc]  # as above
                 yield from super()._unpack_records()
             except UnicodeDecodeError:
                 self._records = self._rest()
-            except (HeadersError, TooLargeError) as why:
+            except (HeadersError, RecordsError, TooLargeError) as why:
                 rest = self._rest()
                 before, self.next_fetch_offset = self.next_fetch_offset, rest.skip()
                 self._records = rest

@@ -209,8 +209,8 @@ METRICS: Final = (
         _gauge("klaxon_ready", "", "ready",
             meaning="1 when /readyz says so: joined, caught up, seats held."),
         _counter("klaxon_batches_left_out_total", "batches_left_out",
-            meaning="Batches left out, because they unpack to more than 64 MiB or hold a record of more than "
-            "512 headers; one that is met again counts again."),
+            meaning="Batches left out, because they unpack to more than 64 MiB or hold more than 500,000 "
+            "records or one of more than 512 headers; one that is met again counts again."),
     ),
     *_of(
         WORKERS, Thing.PROCESS,

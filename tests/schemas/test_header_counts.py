@@ -18,7 +18,7 @@ from aiokafka.record.util import calc_crc32c, decode_varint_py, encode_varint
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from schemas import checksums, header_names
+from schemas import checksums, header_counts, header_names
 from schemas.header_counts import MOST_HEADERS, HeadersError, require_few
 from tests.conftest import REPOSITORY
 from tests.schemas.test_header_names import log, read
@@ -77,6 +77,40 @@ def test_one_that_has_too_many_is_left_out_and_said(
         "t/0: a batch at offset 4 to 6 holds a record of more than 512 headers, or one that cannot be read; "
         "it is left out, see who writes there"
     )
+
+
+@pytest.mark.parametrize("packed", CODECS.values(), ids=CODECS)
+@pytest.mark.parametrize("name", [b"a", b"\xff"], ids=["as it is", "in Python"])
+def test_one_of_too_many_records_is_left_out_unwalked(
+    packed: int, name: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten million empty ones in 64 MiB would take longer than a session."""
+    monkeypatch.setattr(header_counts, "MOST_RECORDS", 3)
+    walked: list[int] = []
+    next_of = header_counts._next
+    monkeypatch.setattr(
+        header_counts, "_next", lambda records, at: (walked.append(at), next_of(records, at))[1]
+    )
+    few, many, after = ([record(512, at) for at in range(size)] for size in (3, 4, 2))
+    data = log([[name]], packed) + batch(few, packed, 1) + batch(many, packed, 4) + batch(after, packed, 8)
+    before = header_names.batches_left_out()
+    with caplog.at_level(logging.ERROR, "klaxon.broker"):
+        found = read(data)
+    assert [one.offset for one in found] == [0, 1, 2, 3, 8, 9]
+    assert len(walked) == len(few) + len(after)
+    assert header_names.batches_left_out() == before + 1
+    (said,) = caplog.messages
+    assert said == (
+        "t/0: a batch at offset 4 to 7 holds more than 3 records; it is left out, see who writes there"
+    )
+
+
+def test_no_more_records_are_walked_through_than_may_be_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(header_counts, "MOST_RECORDS", 3)
+    fine = record(512)
+    require_few(fine * 3 + record(600))
+    with pytest.raises(HeadersError):
+        require_few(fine * 2 + record(600))
 
 
 @pytest.mark.parametrize("is_fast", [True, False])
