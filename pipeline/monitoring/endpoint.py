@@ -84,8 +84,9 @@ class Endpoint:
 
     async def scraped_since(self, since_s: float) -> None:
         """Return once `/metrics` was answered whole with what was true at `since_s` (`time.monotonic`) or
-        later, after LAST_SCRAPE_S at most; at once where nobody scraped in the LAST_SCRAPE_S before."""
-        if self._scraped_s < since_s - LAST_SCRAPE_S:
+        later, after LAST_SCRAPE_S at most; at once where nobody ever scraped. Where nobody did of late, this
+        process may have been frozen: that is what ends many a gate."""
+        if self._scraped_s == -math.inf:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_SCRAPE_S):
@@ -217,7 +218,8 @@ class _Handler(BaseHTTPRequestHandler):
         text = exposition(asked.process, snapshot, time.time_ns() // 1000)
         self._say(HTTPStatus.OK, CONTENT_TYPE, text)
         self.wfile.flush()
-        self.server.scraped(read_s)
+        if self.command != "HEAD":
+            self.server.scraped(read_s)
 
     def _healthz(self) -> None:
         silent_s = time.monotonic() - self.server.asked.beat_s()

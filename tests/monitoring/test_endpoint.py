@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from http.client import HTTPException
 from types import SimpleNamespace
+from urllib.request import Request, urlopen
 
 import pytest
 from msgspec.structs import replace
@@ -132,12 +133,18 @@ async def scrape_noted(endpoint: Endpoint, address: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_was_counted_last_is_scraped_before_the_end(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("frozen_s", [0, 3600])
+async def test_what_was_counted_last_is_scraped_before_the_end(
+    caplog: pytest.LogCaptureFixture, frozen_s: int
+) -> None:
+    """Of a process, too, that stood still, so that nobody could scrape it: a gate is fenced for just that."""
     endpoint = _scripted()
     async with serving(caplog, endpoint) as address:
         await scrape_noted(endpoint, address)
+        endpoint._scraped_s -= frozen_s
         ending = asyncio.create_task(endpoint.scraped_since(time.monotonic()))
         await ask(f"{address}/healthz")  # no scrape
+        await asyncio.to_thread(urlopen, Request(f"{address}/metrics", method="HEAD"))  # nor this
         await asyncio.sleep(0.2)
         assert not ending.done()
         assert (await ask(f"{address}/metrics")).status == 200
@@ -148,7 +155,7 @@ async def test_what_was_counted_last_is_scraped_before_the_end(caplog: pytest.Lo
 async def test_an_end_does_not_wait_for_who_never_comes(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, scraped_once: bool
 ) -> None:
-    """Nobody scraped for long: at once. Somebody did, and has gone since: for a bounded time."""
+    """Nobody ever scraped: at once. Somebody did, and has gone since: for a bounded time."""
     endpoint = _scripted()
     async with serving(caplog, endpoint) as address:
         if scraped_once:
