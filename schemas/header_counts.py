@@ -4,8 +4,8 @@ A batch has at most MOST_RECORDS records.
 Kafka knows no bound. An empty header is two bytes, next to none compressed, and 80 once it is read: whoever
 may write a topic could take the memory of all who read it. So the records of a batch are walked through
 before they are read, from one's count of headers to the next record; headers themselves are not looked at.
-That is done at once, and a megabyte packs ten million empty records: as long as their reader walked, it would
-send no heartbeat.
+That is done at once, and in it nobody sends a heartbeat: a megabyte packs a million empty records and more,
+64 MiB hold ten million.
 """
 
 from __future__ import annotations
