@@ -1,13 +1,14 @@
-"""One-second buckets of one source: cells, their cap in log order, what changed, what is closed.
+"""One-second buckets of sources: cells, their cap in log order, what changed, what is closed.
 
-Everything here is a function of the rows in log order: not of how they were cut into records, nor of when
-anything was taken out.
+Everything here is a function of a source's rows in log order: not of how they were cut into records, nor of
+when anything was taken out, nor of what other sources there are. What is done for many of them at once costs
+little more than for one: a call of numpy costs about the same for a few cells and for a hundred.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
 from typing import Final, TypeAlias
@@ -45,7 +46,7 @@ class Group:
 
 @dataclass(slots=True)
 class Bucket:
-    """One open second. `used` counts the cells held against the cap."""
+    """One open second of a source. `used` counts the cells held against the cap."""
 
     table: CellTable
     groups: dict[Population | None, Group] = field(default_factory=dict)
@@ -54,6 +55,8 @@ class Bucket:
     used: int = 0
     seen: set[Hashable] = field(default_factory=set)
     """Keys of the events counted here, for dropping duplicates."""
+    changed: bool = False
+    """Whether anything was added since its changed cells were last taken."""
 
     def place(self, key: CellKey, capacity: int) -> int | None:
         """The cell's slot, taken if there is room for it; None where there is none."""
@@ -104,16 +107,28 @@ def catch_all(arm: Arm) -> Population:
 class Buckets:
     """The open seconds of one source."""
 
-    def __init__(self, capacity: int) -> None:
-        """At most `capacity` cells per second, besides one `other` per arm for populations without room."""
+    def __init__(self, capacity: int, table: CellTable | None = None) -> None:
+        """At most `capacity` cells per second, besides one `other` per arm for populations without room.
+
+        `table`: holds the cells; sources that share one can be added to and taken from together.
+        """
         self._capacity = capacity
-        self._table = CellTable()
+        self._table = CellTable() if table is None else table
         self._open: dict[int, Bucket] = {}
-        self._changed: set[int] = set()
         self.capped = 0
         """Rows that found no cell of their own."""
         self.counted: Counter[str] = Counter()
         """What was ever added, by counter."""
+
+    @property
+    def table(self) -> CellTable:
+        """Holds the cells."""
+        return self._table
+
+    @property
+    def capacity(self) -> int:
+        """Cells that a second has room for."""
+        return self._capacity
 
     def bucket(self, second: int) -> Bucket:
         """The bucket of an open second; the caller guarantees that it is not closed yet."""
@@ -124,105 +139,37 @@ class Buckets:
 
     def add(self, evidence: Evidence) -> None:
         """Add rows, all of open seconds, in log order."""
-        if evidence.n == 0:
-            return
-        rows = _Rows(evidence)
-        claims = claims_of(evidence, rows.order)
-        slots = self._place(evidence, claims)
-        totals = {name: counts for name, counts in evidence.totals.items() if counts.any()}
-        for name, counts in (*evidence.counters.items(), *totals.items()):
-            self.counted[name] += int(counts.sum())
-        homes = claims.homes(slots, evidence.n, _NO_ROOM) if totals else None
-        lost = slots == _NO_ROOM
-        if lost.any():
-            without_room, times = np.unique(claims.members.only(lost).rows, return_counts=True)
-            others = self._overflow_slots(evidence, without_room)
-            self._table.add_counts(OVERFLOW, times, others)
-            self.capped += int(times.sum())
-            if homes is not None:
-                unhoused = homes[without_room] == _NO_ROOM
-                homes[without_room[unhoused]] = others[unhoused]
-            self._add(rows, *rows.by_slot(without_room, others))
-            claims, slots = claims.only(~lost), slots[~lost]
-        self._add(rows, claims.members, slots)
-        for name, counts in totals.items():
-            assert homes is not None
-            held = np.flatnonzero((counts != 0) & (homes != _NO_ROOM))
-            self._table.add_counts(name, counts[held], homes[held])
-
-    def _place(self, evidence: Evidence, claims: Claims) -> I8:
-        """Every claim's slot; cells that are new take theirs in log order."""
-        labels = [(each.name, value) for each in evidence.dimensions for value in each.values]
-        seconds, populations = claims.second.tolist(), claims.population.tolist()
-        wanted = [labels[label] for label in claims.label.tolist()]
-        slots: list[int] = []
-        begins = starts_of_runs(claims.second * len(evidence.populations) + claims.population)
-        for begin, end in pairwise([*begins.tolist(), len(wanted)]):
-            second = seconds[begin]
-            group = self.bucket(second).groups.get(evidence.populations[populations[begin]])
-            cells = group.cells if group is not None else {}
-            self._changed.add(second)
-            slots += [cells.get(label, _NO_ROOM) for label in wanted[begin:end]]
-        found = np.array(slots, dtype=np.int64)
-        for claim in claims.in_log_order(np.flatnonzero(found == _NO_ROOM)).tolist():
-            key = (evidence.populations[populations[claim]], *wanted[claim])
-            slot = self.bucket(seconds[claim]).place(key, self._capacity)
-            found[claim] = _NO_ROOM if slot is None else slot
-        return found
-
-    def _overflow_slots(self, evidence: Evidence, rows: I8) -> I8:
-        """Where each of these rows counts, once, however many of its cells found no room."""
-        seconds, populations = evidence.second[rows].tolist(), evidence.population[rows].tolist()
-        found = [
-            self.bucket(second).overflow(evidence.populations[population])
-            for second, population in zip(seconds, populations, strict=True)
-        ]
-        return np.array(found, dtype=np.int64)
-
-    def _add(self, rows: _Rows, members: Members, slots: I8) -> None:
-        """Add counters, measures and worst rows: those of group i to `slots[i]`."""
-        if len(slots) == 0:
-            return
-        if len(set(slots.tolist())) < len(slots):
-            # Two names of one cell: populations that are equal, or labels that are alike once joined.
-            members, slots = rows.by_slot(members.rows, np.repeat(slots, members.sizes))
-        self._table.add(rows.quantities, members, slots)
-        if rows.bins is not None:
-            seconds = rows.second[members.rows[members.starts]]
-            for second, keys, times in rows.bins.counts(members, slots, seconds):
-                self.bucket(second).histograms.add(keys, times)
-        if rows.worst is not None:
-            self._table.add_worst(rows.worst, members, slots)
+        add_together([(self, evidence.n)], evidence)
 
     def close(self, through: int) -> list[Portion]:
         """Take out all seconds up to and including `through`, ascending, in the form that travels."""
-        closed = [(second, self._open[second]) for second in sorted(self._open) if second <= through]
-        portions = list(self._portions(closed, changed_only=False))
-        self._table.give_back(np.concatenate([_NO_SLOTS, *(bucket.slots() for _, bucket in closed)]))
-        for second, _ in closed:
-            self._changed.discard(second)
-            del self._open[second]
-        return portions
+        return close_together([(self, through)])[0]
 
     def changed(self, after: int = -1) -> list[Portion]:
         """Whole cells of open seconds that changed since they were last taken, seconds ascending.
 
         Those of seconds up to and including `after` stay: they are taken later, or closed.
         """
-        taken = sorted(second for second in self._changed if second > after)
-        portions = list(self._portions(((second, self._open[second]) for second in taken), changed_only=True))
-        self._changed.difference_update(taken)
-        return portions
+        return changed_together([(self, after)])[0]
 
-    def _portions(self, seconds: Iterable[tuple[int, Bucket]], *, changed_only: bool) -> Iterator[Portion]:
-        """Cells of these seconds, by population; many cells at once cost less each."""
-        batch = _Batch(self._table)
-        for second, bucket in seconds:
-            batch.add(second, bucket, changed_only=changed_only)
-            if batch.cells >= _CELLS_AT_ONCE:
-                yield from batch.portions()
-                batch = _Batch(self._table)
-        yield from batch.portions()
+    def give_back(self) -> None:
+        """Let go of everything: its cells are no longer in the table."""
+        self._table.give_back(_all_slots(self.take(1 << 62)))
+
+    def take(self, through: int) -> list[tuple[int, Bucket]]:
+        """Take out the seconds up to and including `through`, ascending; their cells stay in the table."""
+        taken = [(second, self._open[second]) for second in sorted(self._open) if second <= through]
+        for second, _ in taken:
+            del self._open[second]
+        return taken
+
+    def take_changed(self, after: int) -> list[tuple[int, Bucket]]:
+        """The open seconds after this one that changed, ascending; from here on they did not."""
+        taken = [(second, self._open[second]) for second in sorted(self._open) if second > after]
+        taken = [(second, bucket) for second, bucket in taken if bucket.changed]
+        for _, bucket in taken:
+            bucket.changed = False
+        return taken
 
     @property
     def open_seconds(self) -> int:
@@ -240,60 +187,194 @@ class Buckets:
         return sum(len(bucket.seen) for bucket in self._open.values())
 
 
-class _Rows:
-    """What rows of evidence add to each of their cells."""
+def add_together(shares: Sequence[tuple[Buckets, int]], evidence: Evidence) -> None:
+    """Add rows, all of open seconds: so many of each of these, in log order, one source after the other.
 
-    def __init__(self, evidence: Evidence) -> None:
-        self.second = evidence.second
-        self.quantities = Quantities(evidence.n, evidence.counters, evidence.measures)
-        self.bins: Binned | None = binned(evidence.measures)
-        self.worst: Worst | None = None
-        self.order = Order.of_log(evidence.n)
+    They share a table.
+    """
+    if evidence.n:
+        _Addition([(buckets, n) for buckets, n in shares if n], evidence).make()
+
+
+def close_together(wanted: Sequence[tuple[Buckets, int]]) -> list[list[Portion]]:
+    """`Buckets.close` of each of these, which share a table."""
+    closed = [buckets.take(through) for buckets, through in wanted]
+    portions = _portions(closed, changed_only=False)
+    if any(closed):
+        wanted[0][0].table.give_back(_all_slots(chain.from_iterable(closed)))
+    return portions
+
+
+def changed_together(wanted: Sequence[tuple[Buckets, int]]) -> list[list[Portion]]:
+    """`Buckets.changed` of each of these, which share a table."""
+    return _portions([buckets.take_changed(after) for buckets, after in wanted], changed_only=True)
+
+
+def _all_slots(seconds: Iterable[tuple[int, Bucket]]) -> I8:
+    return np.concatenate([_NO_SLOTS, *(bucket.slots() for _, bucket in seconds)])
+
+
+def _portions(wanted: Sequence[Sequence[tuple[int, Bucket]]], *, changed_only: bool) -> list[list[Portion]]:
+    """Cells of some sources' seconds, by population; many cells at once cost less each."""
+    found: list[list[Portion]] = [[] for _ in wanted]
+    batch = _Batch()
+    for portions, seconds in zip(found, wanted, strict=True):
+        for second, bucket in seconds:
+            batch.add(portions, second, bucket, changed_only=changed_only)
+            if batch.cells >= _CELLS_AT_ONCE:
+                batch.encode()
+                batch = _Batch()
+    batch.encode()
+    return found
+
+
+class _Addition:
+    """Rows of evidence of some sources, and what they add to each of their cells."""
+
+    def __init__(self, shares: Sequence[tuple[Buckets, int]], evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._sources = [buckets for buckets, _ in shares]
+        self._table = self._sources[0].table
+        if any(source.table is not self._table for source in self._sources):
+            raise ValueError("sources that are added to together share one table of cells")
+        sizes = [n for _, n in shares]
+        self._begins = list(accumulate(sizes[:-1], initial=0))
+        self._source: I8 = np.repeat(np.arange(len(sizes)), sizes)
+        # Buckets are numbered by source, then by second.
+        first = int(evidence.second.min())
+        span = int(evidence.second.max()) - first + 1
+        found, self._bucket = np.unique(self._source * span + (evidence.second - first), return_inverse=True)
+        owners, seconds = np.divmod(found, span)
+        self._owners: list[int] = owners.tolist()
+        self._buckets = [
+            self._sources[owner].bucket(second)
+            for owner, second in zip(self._owners, (seconds + first).tolist(), strict=True)
+        ]
+        self._quantities = Quantities(evidence.n, evidence.counters, evidence.measures)
+        self._bins: Binned | None = binned(evidence.measures)
+        self._worst: Worst | None = None
+        self._order = Order.of_log(evidence.n)
         if evidence.worst is not None and evidence.ids is not None and evidence.worst[1].any():
-            self.worst = Worst(*evidence.worst, evidence.ids)
-            self.order = self.worst.order()
+            self._worst = Worst(*evidence.worst, evidence.ids)
+            self._order = self._worst.order()
 
-    def by_slot(self, rows: I8, slots: I8) -> tuple[Members, I8]:
+    def make(self) -> None:
+        """Add everything."""
+        evidence = self._evidence
+        claims = claims_of(evidence, self._bucket, self._order)
+        slots = self._place(claims)
+        totals = {name: counts for name, counts in evidence.totals.items() if counts.any()}
+        for name, counts in (*evidence.counters.items(), *totals.items()):
+            for source, n in zip(self._sources, np.add.reduceat(counts, self._begins).tolist(), strict=True):
+                source.counted[name] += n
+        homes = claims.homes(slots, evidence.n, _NO_ROOM) if totals else None
+        lost = slots == _NO_ROOM
+        if lost.any():
+            without_room, times = np.unique(claims.members.only(lost).rows, return_counts=True)
+            others = self._overflow_slots(without_room)
+            self._table.add_counts(OVERFLOW, times, others)
+            for source, n in zip(self._source[without_room].tolist(), times.tolist(), strict=True):
+                self._sources[source].capped += n
+            if homes is not None:
+                unhoused = homes[without_room] == _NO_ROOM
+                homes[without_room[unhoused]] = others[unhoused]
+            self._add(*self._by_slot(without_room, others))
+            claims, slots = claims.only(~lost), slots[~lost]
+        self._add(claims.members, slots)
+        for name, counts in totals.items():
+            assert homes is not None
+            held = np.flatnonzero((counts != 0) & (homes != _NO_ROOM))
+            self._table.add_counts(name, counts[held], homes[held])
+
+    def _place(self, claims: Claims) -> I8:
+        """Every claim's slot; cells that are new take theirs in log order."""
+        evidence = self._evidence
+        labels = [(each.name, value) for each in evidence.dimensions for value in each.values]
+        numbers, populations = claims.bucket.tolist(), claims.population.tolist()
+        wanted = [labels[label] for label in claims.label.tolist()]
+        slots: list[int] = []
+        begins = starts_of_runs(claims.bucket * len(evidence.populations) + claims.population)
+        for begin, end in pairwise([*begins.tolist(), len(wanted)]):
+            bucket = self._buckets[numbers[begin]]
+            bucket.changed = True
+            group = bucket.groups.get(evidence.populations[populations[begin]])
+            cells = group.cells if group is not None else {}
+            slots += [cells.get(label, _NO_ROOM) for label in wanted[begin:end]]
+        found = np.array(slots, dtype=np.int64)
+        for claim in claims.in_log_order(np.flatnonzero(found == _NO_ROOM)).tolist():
+            key = (evidence.populations[populations[claim]], *wanted[claim])
+            number = numbers[claim]
+            slot = self._buckets[number].place(key, self._sources[self._owners[number]].capacity)
+            found[claim] = _NO_ROOM if slot is None else slot
+        return found
+
+    def _overflow_slots(self, rows: I8) -> I8:
+        """Where each of these rows counts, once, however many of its cells found no room."""
+        numbers, populations = self._bucket[rows].tolist(), self._evidence.population[rows].tolist()
+        found = [
+            self._buckets[number].overflow(self._evidence.populations[population])
+            for number, population in zip(numbers, populations, strict=True)
+        ]
+        return np.array(found, dtype=np.int64)
+
+    def _by_slot(self, rows: I8, slots: I8) -> tuple[Members, I8]:
         """Row `rows[i]` belongs to `slots[i]`: rows by slot, and the distinct slots."""
-        return grouped(slots, int(slots.max()) + 1, self.order.places[rows], self.order)
+        return grouped(slots, int(slots.max()) + 1, self._order.places[rows], self._order)
+
+    def _add(self, members: Members, slots: I8) -> None:
+        """Add counters, measures and worst rows: those of group i to `slots[i]`."""
+        if len(slots) == 0:
+            return
+        if len(set(slots.tolist())) < len(slots):
+            # Two names of one cell: populations that are equal, or labels that are alike once joined.
+            members, slots = self._by_slot(members.rows, np.repeat(slots, members.sizes))
+        self._table.add(self._quantities, members, slots)
+        if self._bins is not None:
+            numbers = self._bucket[members.rows[members.starts]]
+            for number, keys, times in self._bins.counts(members, slots, numbers):
+                self._buckets[number].histograms.add(keys, times)
+        if self._worst is not None:
+            self._table.add_worst(self._worst, members, slots)
 
 
 class _Batch:
     """Cells that are encoded together."""
 
-    def __init__(self, table: CellTable) -> None:
-        self._table = table
-        self._members: list[tuple[int, Population | None, int]] = []
-        """Second, population, and how many cells of it follow."""
+    def __init__(self) -> None:
+        self._members: list[tuple[list[Portion], int, Population | None, int]] = []
+        """Where the portions go, second, population, and how many cells of it follow."""
         self._slots: list[I8] = []
         self._histograms: list[Histograms] = []
-        """Of each second; `_slots` are its cells."""
+        """Of each bucket; `_slots` are its cells."""
+        self._table: CellTable | None = None
         self.cells = 0
 
-    def add(self, second: int, bucket: Bucket, *, changed_only: bool) -> None:
-        """One second's cells."""
+    def add(self, portions: list[Portion], second: int, bucket: Bucket, *, changed_only: bool) -> None:
+        """One bucket's cells. All buckets share a table."""
+        self._table = bucket.table
         slots = bucket.slots()
         sizes = [len(group.cells) for group in bucket.groups.values()]
         if changed_only:
-            chosen = self._table.changed[slots]
+            chosen = bucket.table.changed[slots]
             begins = list(accumulate(sizes[:-1], initial=0))
             sizes = np.add.reduceat(chosen, begins, dtype=np.int64).tolist()
             slots = slots[chosen]
-            self._table.changed[slots] = False
+            bucket.table.changed[slots] = False
         self._members += [
-            (second, population, size) for population, size in zip(bucket.groups, sizes, strict=True)
+            (portions, second, population, size)
+            for population, size in zip(bucket.groups, sizes, strict=True)
         ]
         self._slots.append(slots)
         self._histograms.append(bucket.histograms)
         self.cells += len(slots)
 
-    def portions(self) -> Iterator[Portion]:
+    def encode(self) -> None:
         """All of them, in order."""
-        if not self.cells:
+        if self._table is None or not self.cells:
             return
         histograms = runs(self._histograms, self._slots, self._table.binned)
         made = self._table.cells(np.concatenate(self._slots), histograms)
         first = 0
-        for second, population, size in self._members:
-            yield from made.portions(second, population, first, first + size)
+        for portions, second, population, size in self._members:
+            portions += made.portions(second, population, first, first + size)
             first += size

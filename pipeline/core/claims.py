@@ -56,10 +56,10 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Cells that rows claim, by second, population and label; `members` has a group for each."""
+    """Cells that rows claim, by bucket, population and label; `members` has a group for each."""
 
     members: Members
-    second: I8
+    bucket: I8
     population: I8
     label: I8
     """Which of all dimensions' values, one dimension after the other."""
@@ -81,7 +81,7 @@ class Claims:
         """Those of some of the cells."""
         return Claims(
             self.members.only(cells),
-            self.second[cells],
+            self.bucket[cells],
             self.population[cells],
             self.label[cells],
             self.widths,
@@ -96,24 +96,23 @@ class Claims:
         return homes
 
 
-def claims_of(evidence: Evidence, order: Order) -> Claims:
-    """Who claims what; the rows of a cell stand in this order."""
+def claims_of(evidence: Evidence, bucket: I8, order: Order) -> Claims:
+    """Who claims what in which bucket (n,), numbered from 0; the rows of a cell stand in this order."""
     widths = np.array([len(dimension.values) for dimension in evidence.dimensions], dtype=np.int64)
     per_population = int(widths.sum())
-    per_second = per_population * len(evidence.populations)
-    first = int(evidence.second.min())
+    per_bucket = per_population * len(evidence.populations)
     codes = np.array([dimension.codes for dimension in evidence.dimensions])
     keys = codes + (np.cumsum(widths) - widths)[:, None]
-    keys += (evidence.second - first) * per_second + evidence.population * per_population
+    keys += bucket * per_bucket + evidence.population * per_population
     places = np.broadcast_to(order.places, keys.shape)
     if int(codes.min()) < 0:
         member = codes >= 0
         keys, places = keys[member], places[member]
-    domain = (int(evidence.second.max()) - first + 1) * per_second
+    domain = (int(bucket.max()) + 1) * per_bucket
     members, keys = grouped(keys.ravel(), domain, places.ravel(), order)
-    second, rest = np.divmod(keys, per_second)
+    number, rest = np.divmod(keys, per_bucket)
     population, label = np.divmod(rest, per_population)
-    return Claims(members, second + first, population, label, tuple(widths.tolist()))
+    return Claims(members, number, population, label, tuple(widths.tolist()))
 
 
 def grouped(keys: I8, domain: int, places: I8, order: Order) -> tuple[Members, I8]:

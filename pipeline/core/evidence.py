@@ -56,21 +56,11 @@ class Evidence:
         """Number of rows."""
         return len(self.second)
 
-    def since(self, second: int) -> Evidence:
-        """The rows from this second on."""
-        kept = self.second >= second
-        if kept.all():
+    def only(self, rows: Bool) -> Evidence:
+        """Some of the rows."""
+        if rows.all():
             return self
-        return self._of(kept, None if self.ids is None else list(compress(self.ids, kept.tolist())))
-
-    def part(self, first: int, last: int) -> Evidence:
-        """The rows first..last (exclusive)."""
-        if first == 0 and last == self.n:
-            return self
-        rows = slice(first, last)
-        return self._of(rows, None if self.ids is None else self.ids[rows])
-
-    def _of(self, rows: Bool | slice, ids: Sequence[bytes] | None) -> Evidence:
+        ids = None if self.ids is None else list(compress(self.ids, rows.tolist()))
         return Evidence(
             second=self.second[rows],
             populations=self.populations,

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from pipeline.core.buckets import Buckets
+from pipeline.core.buckets import Buckets, changed_together, close_together
 from pipeline.core.cell_bytes import Portion, array_head
 from pipeline.core.source import BucketRecord, ContentSettings, LogPosition
 from schemas.buckets import FinalBuckets, FreshCells, Population
@@ -34,20 +34,6 @@ class Records:
         self._settings_hash = settings.hash
         self._limit_bytes = limit_bytes - _ENVELOPE_BYTES
         self._encode = msgspec.msgpack.Encoder().encode
-        self.stated_through = -1
-        """Newest closed second that was taken out of the buckets."""
-
-    def close(self, buckets: Buckets, log: LogPosition) -> list[BucketRecord]:
-        """Take the seconds that closed since the last call out of the buckets, and state it.
-
-        All that counts in them must have been added. No statement where no second seen whole has closed.
-        """
-        first, last = max(self.stated_through + 1, log.whole_from), log.closed_through
-        if last == self.stated_through:
-            return []
-        self.stated_through = last
-        closed = buckets.close(last)
-        return self.finals(closed, (first, last), log.whole_from, log.closing_offset) if first <= last else []
 
     def finals(
         self, portions: Sequence[Portion], closed: tuple[int, int], whole_from: int, offset: int
@@ -128,6 +114,59 @@ class Records:
                 parts += (array_head(2), self._encode(population), cells)
                 parts += (portion.value for portion in held)
         return b"".join(parts)
+
+
+class Outlet:
+    """The open seconds of a source, and what leaves of them."""
+
+    def __init__(self, buckets: Buckets, log: LogPosition, records: Records) -> None:
+        """Nothing has left yet."""
+        self.buckets = buckets
+        self.log = log
+        self._records = records
+        self._finals: list[BucketRecord] = []
+        self._fresh: list[BucketRecord] = []
+        self.stated_through = -1
+        """Newest closed second that was taken out of the buckets."""
+
+    def state(self, closed: Sequence[Portion]) -> None:
+        """State what is closed, none that was not seen whole; `closed`: what was in it."""
+        log = self.log
+        first, last = max(self.stated_through + 1, log.whole_from), log.closed_through
+        self.stated_through = last
+        if first <= last:
+            self._finals += self._records.finals(closed, (first, last), log.whole_from, log.closing_offset)
+
+    def show(self, changed: Sequence[Portion]) -> None:
+        """Cells of open seconds that changed."""
+        offset = -1 if self.log.next_offset is None else self.log.next_offset - 1
+        self._fresh += self._records.fresh(changed, self.log.whole_from, offset)
+
+    def take(self) -> tuple[list[BucketRecord], list[BucketRecord]]:
+        """Finals and fresh cells that have not left yet."""
+        finals, fresh = self._finals, self._fresh
+        self._finals, self._fresh = [], []
+        return finals, fresh
+
+    @property
+    def finals_waiting(self) -> int:
+        """Finals that have not left yet."""
+        return len(self._finals)
+
+
+def close_all(outlets: Sequence[Outlet]) -> None:
+    """Take out the seconds that are closed, and state it. All that counts in them must have been added."""
+    due = [outlet for outlet in outlets if outlet.log.closed_through != outlet.stated_through]
+    closed = close_together([(outlet.buckets, outlet.log.closed_through) for outlet in due])
+    for outlet, portions in zip(due, closed, strict=True):
+        outlet.state(portions)
+
+
+def show_all(outlets: Sequence[Outlet], waiting: float) -> None:
+    """Take out the cells that changed, but of seconds that what waits will close (`LogPosition.flushed`)."""
+    changed = changed_together([(outlet.buckets, outlet.log.flushed(waiting)) for outlet in outlets])
+    for outlet, portions in zip(outlets, changed, strict=True):
+        outlet.show(portions)
 
 
 def _second(portion: Portion) -> int:

@@ -17,11 +17,11 @@ _CODE_BITS: Final = 16
 """A key is slot << 16 | code, a code is quantity << 13 | bin."""
 _BIN_MASK: Final = (1 << _BIN_BITS) - 1
 _CODES: Final = 1 << _CODE_BITS
-_SECOND_SHIFT: Final = 44
+_BUCKET_SHIFT: Final = 44
 """Keys take fewer bits: there are never so many slots."""
 _NOTHING: Final = np.zeros(0, dtype=np.int64)
 _PIECES: Final = 64
-"""Pieces of one second's histograms that wait to be put together."""
+"""Pieces of one bucket's histograms that wait to be put together."""
 _QUANTITIES: Final = {name: number for number, name in enumerate(KIND_OF_MEASURE)}
 
 Measures = Mapping[str, tuple[I8, Bool]]
@@ -42,12 +42,12 @@ class Binned:
     at: I8
     """(quantities, n) index into `codes` of each row's bin; m where the row has no value."""
 
-    def counts(self, members: Members, slots: I8, second: I8) -> Iterator[tuple[int, I8, I8]]:
-        """Per second: keys of the cells of these rows, ascending, and how many rows have each.
+    def counts(self, members: Members, slots: I8, bucket: I8) -> Iterator[tuple[int, I8, I8]]:
+        """Per bucket: keys of the cells of these rows, ascending, and how many rows have each.
 
-        The rows of group i count in `slots[i]`, which is a cell of `second[i]`.
+        The rows of group i count in `slots[i]`, which is a cell of `bucket[i]`.
         """
-        order = np.lexsort((slots, second))
+        order = np.lexsort((slots, bucket))
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
         width = len(self.codes) + 1
@@ -60,10 +60,10 @@ class Binned:
         has = at < len(self.codes)
         cells, times = cells[has], times[has]
         found = (slots[order][cells] << _CODE_BITS) | self.codes[at[has]]
-        seconds = second[order]
-        begins = starts_of_runs(seconds)
+        buckets = bucket[order]
+        begins = starts_of_runs(buckets)
         edges = [*np.searchsorted(cells, begins).tolist(), len(cells)]
-        for number, each in enumerate(seconds[begins].tolist()):
+        for number, each in enumerate(buckets[begins].tolist()):
             run = slice(edges[number], edges[number + 1])
             yield each, found[run], times[run]
 
@@ -106,7 +106,7 @@ class Runs:
 
 
 class Histograms:
-    """Those of one second's cells."""
+    """Those of one bucket's cells."""
 
     def __init__(self) -> None:
         """Nothing counted yet."""
@@ -139,17 +139,17 @@ class Histograms:
 
 
 def runs(held: Sequence[Histograms], slots: Sequence[I8], names: Sequence[str]) -> Runs:
-    """The histograms of cells × names, where the cells `slots[i]` are of the second of `held[i]`.
+    """The histograms of cells × names, where the cells `slots[i]` are of the bucket of `held[i]`.
 
     At once, as a call of numpy costs about the same for a few cells and for a hundred.
     """
     settled = [each.settled for each in held]
-    seconds: I8 = np.arange(len(held)) << _SECOND_SHIFT
-    # A second's number above its keys: they ascend over all.
+    buckets: I8 = np.arange(len(held)) << _BUCKET_SHIFT
+    # A bucket's number above its keys: they ascend over all.
     keys = np.concatenate([keys for keys, _ in settled])
-    keys += np.repeat(seconds, [len(keys) for keys, _ in settled])
+    keys += np.repeat(buckets, [len(keys) for keys, _ in settled])
     counts = np.concatenate([counts for _, counts in settled])
-    cells = (np.concatenate(slots) << _CODE_BITS) + np.repeat(seconds, list(map(len, slots)))
+    cells = (np.concatenate(slots) << _CODE_BITS) + np.repeat(buckets, list(map(len, slots)))
     quantities = np.array([_QUANTITIES[name] for name in names], dtype=np.int64)
     low = cells + (quantities << _BIN_BITS)[:, None]
     edges = np.searchsorted(keys, (low, low + _BIN_MASK + 1))

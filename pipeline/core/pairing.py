@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Final
 
-from pipeline.core.buckets import Buckets
+from pipeline.core.buckets import Buckets, add_together
 from pipeline.core.divergence import score_matched
-from pipeline.core.evidence import SECOND_US, Evidence, or_none
-from pipeline.core.flushing import Records
+from pipeline.core.evidence import SECOND_US, or_none
+from pipeline.core.flushing import Outlet, Records, close_all, show_all
 from pipeline.core.formed import Count, Excess, Formed, Pair, Pairs, rows_of
 from pipeline.core.groups import Arrival, Group, GroupKey, Groups, Halves, halves_of
 from pipeline.core.measuring import reported_drops
 from pipeline.core.pair_rows import PairRows
+from pipeline.core.pieces import in_turns
 from pipeline.core.scoring import Scorer, Waiting, settle
 from pipeline.core.source import (
     BYTES_AT_ONCE,
@@ -21,13 +22,13 @@ from pipeline.core.source import (
     HALF_BYTES,
     RECORD_BYTES,
     WAITING_BYTES,
-    BucketRecord,
     ContentSettings,
     Flush,
     LogPosition,
     RecordMeta,
     ReportMemory,
 )
+from pipeline.core.table import CellTable
 from schemas.buckets import Population
 from schemas.columns import ABSENT, BASELINE, CANARY, CONTROL, BatchHeader, Decoded, LogitColumns
 from schemas.events import ARMS
@@ -38,6 +39,8 @@ PAIRS_AT_ONCE: Final = 2048
 """Pairs and counts wait until there are so many, for BYTES_AT_ONCE of the log, or for a flush; so do closed
 seconds. What something counts as, and in which second, is decided where it stands in the log: waiting changes
 nothing."""
+TOGETHER: Final = 4 * PAIRS_AT_ONCE
+"""Pairs and counts of many sources are settled in turns of no more, unless one source has more."""
 ROWS_AT_ONCE: Final = 1024
 """Scored pairs of one source wait for no more."""
 JOIN_MEMORY: Final = 3
@@ -62,8 +65,11 @@ class PairSource:
         score: Scorer = score_matched,
         waiting_bytes: int = WAITING_BYTES,
         rows_every_us: int = 0,
+        table: CellTable | None = None,
     ) -> None:
         """A source that has read nothing yet; it begins with whatever record comes first.
+
+        Sources that share a `table` can be settled together; one that is dropped gives back its cells.
 
         Scored pairs leave in a flush once so much log time has passed since they last did, or when there are
         ROWS_AT_ONCE: nobody waits for them, and a record costs the same for few and for many.
@@ -72,8 +78,8 @@ class PairSource:
         self._join_timeout_us = settings.join_timeout_us
         self._log = LogPosition(settings.lateness_us, memory_us=JOIN_MEMORY * settings.join_timeout_us)
         self._groups = Groups(settings.join_timeout_us, waiting_bytes)
-        self._buckets = Buckets(settings.cells_per_bucket)
-        self._records = Records(topic, partition, settings)
+        self._buckets = Buckets(settings.cells_per_bucket, table)
+        self._outlet = Outlet(self._buckets, self._log, Records(topic, partition, settings))
         self._reports = ReportMemory()
         self.score = score
         self._formed: dict[GroupKey, dict[int, Pair]] = {}
@@ -86,7 +92,8 @@ class PairSource:
         self._rows_every_us = rows_every_us
         self._rows_left_us = -rows_every_us
         """Log time at which rows last left."""
-        self._finals: list[BucketRecord] = []
+        self._is_prepared = False
+        """Whether all that was read is counted and taken out, for the next flush to take along."""
         self._last_offset = -1
 
     @property
@@ -99,6 +106,7 @@ class PairSource:
         if not self._log.advance(meta.offset, meta.append_us, held_bytes(meta, decoded)):
             return
         self._last_offset = meta.offset
+        self._is_prepared = False
         now = (self._log.log_us, self._log.bytes_read)
         for group, ended_us in self._groups.expire(now):
             self._end(group, ended_us)
@@ -111,23 +119,29 @@ class PairSource:
             settle_together([self])
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether anything was formed that is not settled yet."""
-        return bool(self._pending)
+    def rows_waiting(self) -> int:
+        """Pairs and counts that were formed and are not settled yet."""
+        return self._rows_pending
 
     def hand_over(self) -> Waiting:
         """What waits: to be settled and counted before anything further is read."""
         pending, self._pending, self._rows_pending = self._pending, [], 0
         return Waiting(pending, self._log.whole_from, self._rows)
 
-    def count(self, evidence: Evidence) -> None:
-        """Add what was handed over, settled, to the buckets."""
-        self._buckets.add(evidence)
+    @property
+    def buckets(self) -> Buckets:
+        """Where it counts."""
+        return self._buckets
 
-    def close(self) -> None:
-        """Take out the seconds that are closed; nothing that counts in them waits any more."""
+    def settled(self) -> Outlet:
+        """Nothing waits any more that counts in closed seconds: they can be taken out."""
         self._settled_bytes = self._log.bytes_read
-        self._finals += self._records.close(self._buckets, self._log)
+        return self._outlet
+
+    def prepared(self) -> Outlet:
+        """Until something is read, its next flush takes what leaves here now."""
+        self._is_prepared = True
+        return self._outlet
 
     def take_flush(self, *, waiting: float = 0.0) -> Flush:
         """Everything new since the last flush; scores and closes what waits here.
@@ -135,9 +149,10 @@ class PairSource:
         `waiting`: records that wait to be read, over those read since the last flush. Seconds that they will
         close, if log time goes on as it did, have no fresh cells: their final is there as soon.
         """
-        settle_together([self])
-        changed = self._buckets.changed(after=self._log.flushed(waiting))
-        finals, self._finals = self._finals, []
+        if not self._is_prepared:
+            prepare_together([self], waiting)
+        self._is_prepared = False
+        finals, fresh = self._outlet.take()
         pairs: list[PairBatch] = []
         due = self._log.log_us - self._rows_left_us >= self._rows_every_us
         if due or len(self._rows) >= ROWS_AT_ONCE:
@@ -145,11 +160,15 @@ class PairSource:
             self._rows, self._rows_left_us = PairRows(), self._log.log_us
         return Flush(
             finals=finals,
-            fresh=self._records.fresh(changed, self._log.whole_from, self._last_offset),
+            fresh=fresh,
             pairs=pairs,
             # A commit says that all that was read is said.
             commit=None if len(self._rows) else self._log.commit(),
         )
+
+    def give_back(self) -> None:
+        """Give back what it holds of the shared table; nothing must be read any more."""
+        self._buckets.give_back()
 
     def gauges(self) -> dict[str, int]:
         """What is held, by name."""
@@ -165,7 +184,7 @@ class PairSource:
             "capped": self._buckets.capped,
             "reports": len(self._reports),
             "index_entries": self._log.index_entries,
-            "finals_waiting": len(self._finals),
+            "finals_waiting": self._outlet.finals_waiting,
             "holes": self._log.holes,
         }
 
@@ -296,16 +315,19 @@ class PairSource:
 def settle_together(sources: Sequence[PairSource]) -> None:
     """Score what waits in some sources, add it to their buckets in log order, take out closed seconds.
 
-    Whatever waits later is of seconds that are open now. Sources that are settled together cost less than
-    one by one, and say the same.
+    Whatever waits later is of seconds that are open now. Sources that are settled together, which share a
+    table of cells, cost less than one by one, and say the same.
     """
-    waiting = [source for source in sources if source.is_waiting]
-    if waiting:
-        handed_over = [source.hand_over() for source in waiting]
-        for source, evidence in zip(waiting, settle(handed_over, waiting[0].score), strict=True):
-            source.count(evidence)
-    for source in sources:
-        source.close()
+    for some in in_turns(sources, lambda source: source.rows_waiting, TOGETHER):
+        evidence, sizes = settle([source.hand_over() for source in some], some[0].score)
+        add_together([(source.buckets, n) for source, n in zip(some, sizes, strict=True)], evidence)
+    close_all([source.settled() for source in sources])
+
+
+def prepare_together(sources: Sequence[PairSource], waiting: float = 0.0) -> None:
+    """Settle, and take out what changed: what the next flush of each takes. `waiting`: as of `take_flush`."""
+    settle_together(sources)
+    show_all([source.prepared() for source in sources], waiting)
 
 
 def _event_us(pair: Pair) -> int:

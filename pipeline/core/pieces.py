@@ -1,8 +1,8 @@
-"""Long runs of rows cut into pieces that a record can hold."""
+"""Long runs of rows cut into pieces that a record can hold, or that are counted at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,3 +25,19 @@ def pieces(
             todo += ((middle, end), (begin, middle))
         else:
             yield end - begin, made
+
+
+def in_turns(items: Iterable[T], rows: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """The items in order, so many at a time as have at most `most` rows, at least one; none without rows."""
+    some: list[T] = []
+    held = 0
+    for item in items:
+        n = rows(item)
+        if some and held + n > most:
+            yield some
+            some, held = [], 0
+        if n:
+            some.append(item)
+            held += n
+    if some:
+        yield some

@@ -1,4 +1,4 @@
-"""The cells of a source's open seconds as one table of integers, a row of numbers per cell.
+"""The cells of open seconds, of one source or of many, as one table of integers, a row of numbers per cell.
 
 Python objects per cell and quantity cost more than all arithmetic on them, and calls on short arrays more
 than their elements. So counters, sums and extremes of all cells stand in three matrices that grow as needed,
@@ -90,7 +90,7 @@ class Worst:
 
 
 class CellTable:
-    """A slot per cell, of all open seconds of one source. Slots are taken and given back."""
+    """A slot per cell, of all open seconds of the sources that share it. Slots are taken and given back."""
 
     def __init__(self) -> None:
         """No cell yet."""
@@ -121,6 +121,11 @@ class CellTable:
         slot = self._free.pop()
         self._heads[slot] = cell_head(dimension, value)
         return slot
+
+    @property
+    def taken(self) -> int:
+        """Number of cells."""
+        return len(self._heads) - len(self._free)
 
     def give_back(self, slots: I8) -> None:
         """These cells are gone."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pipeline.config import Config
-from pipeline.core.measuring import MeasureSource
+from pipeline.core.measuring import MeasureSource, prepare_together
+from pipeline.core.table import CellTable
 from pipeline.workers.content import content_settings
 from pipeline.workers.runner import WorkerSpec
 from pipeline.workers.source import SourceWorker
-from pipeline.workers.source_kind import SourceKind
+from pipeline.workers.source_kind import Source, SourceKind
 from pipeline.workers.transport import Link
 from schemas.codec import decode_requests, decode_telemetry
 from schemas.topics import Topic
@@ -23,12 +24,17 @@ def measure(config: Config) -> WorkerSpec:
     """The worker, configured."""
     settings = content_settings(config.content)
 
+    tables = {topic: CellTable() for topic in READS}
+
     def make_source(topic: Topic, partition: int) -> MeasureSource:
-        return MeasureSource(topic, partition, settings)
+        return MeasureSource(topic, partition, settings, tables[topic])
+
+    def prepare(sources: Sequence[Source], waiting: float) -> None:
+        prepare_together([source for source in sources if isinstance(source, MeasureSource)], waiting)
 
     kinds = {
-        Topic.REQUESTS: SourceKind(decode_requests, make_source),
-        Topic.TELEMETRY: SourceKind(decode_telemetry, make_source),
+        Topic.REQUESTS: SourceKind(decode_requests, make_source, prepare=prepare),
+        Topic.TELEMETRY: SourceKind(decode_telemetry, make_source, prepare=prepare),
     }
 
     def make(link: Link, _counts: Mapping[Topic, int]) -> SourceWorker:

@@ -8,7 +8,8 @@ from typing import Final
 
 from pipeline.config import Config
 from pipeline.core.divergence import KERNEL_SAID
-from pipeline.core.pairing import PairSource, settle_together
+from pipeline.core.pairing import PairSource, prepare_together
+from pipeline.core.table import CellTable
 from pipeline.workers.content import content_settings
 from pipeline.workers.faults import fault, is_armed
 from pipeline.workers.runner import WorkerSpec
@@ -31,17 +32,19 @@ def pair(config: Config) -> WorkerSpec:
     """The worker, configured."""
     settings = content_settings(config.content)
 
+    table = CellTable()
+
     def make_source(topic: Topic, partition: int) -> PairSource:
-        return PairSource(topic, partition, settings, rows_every_us=ROWS_EVERY_US)
+        return PairSource(topic, partition, settings, rows_every_us=ROWS_EVERY_US, table=table)
 
     def observe(source: Source) -> None:
         if is_armed("half_waiting") and source.gauges()["oldest_wait_us"] > settings.join_timeout_us // 2:
             fault("half_waiting")
 
-    def settle(sources: Sequence[Source]) -> None:
-        settle_together([source for source in sources if isinstance(source, PairSource)])
+    def prepare(sources: Sequence[Source], waiting: float) -> None:
+        prepare_together([source for source in sources if isinstance(source, PairSource)], waiting)
 
-    kinds = {Topic.LOGITS: SourceKind(decode_logits, make_source, observe, settle)}
+    kinds = {Topic.LOGITS: SourceKind(decode_logits, make_source, observe, prepare)}
 
     def make(link: Link, _counts: Mapping[Topic, int]) -> SourceWorker:
         log.info("pair: scores by %s", Plain(KERNEL_SAID))

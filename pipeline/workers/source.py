@@ -143,6 +143,7 @@ class SourceWorker:
             if expected is not None:
                 log.info("%s: offsets from %d on were read elsewhere; starting anew", place, expected)
                 self._replaced[Topic(place.topic)].update(seat.source.counted)
+                seat.source.give_back()
                 seat.source = self._new_source(place)
             await self._intake.begin(place, committed)
         seat.first_since_assigned = False
@@ -307,7 +308,8 @@ class SourceWorker:
         began_flush_s, began_s = time.monotonic(), time.thread_time()
         for topic, kind in self._kinds.items():
             seats = self._seats.items()
-            kind.settle([seat.source for place, seat in seats if seat.owned and place.topic == topic])
+            owned = [seat.source for place, seat in seats if seat.owned and place.topic == topic]
+            kind.prepare(owned, waiting)
         commits: list[tuple[_Seat, int, int | None]] = []
         evidence: list[Awaitable[Any]] = []
         besides: list[Awaitable[Any]] = []

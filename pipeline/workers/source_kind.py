@@ -28,6 +28,9 @@ class Source(Protocol):
         that these will close.
         """
 
+    def give_back(self) -> None:
+        """Called when another takes its place: gives back what it holds in common with other sources."""
+
     def gauges(self) -> dict[str, int]:
         """Sizes and ages, by name."""
 
@@ -47,5 +50,6 @@ class SourceKind:
     make: Callable[[Topic, int], Source]
     observe: Callable[[Source], None] = lambda _: None
     """Called after every record."""
-    settle: Callable[[Sequence[Source]], None] = lambda _: None
-    """Called before sources are flushed, with all of them: what they can do together costs less."""
+    prepare: Callable[[Sequence[Source], float], None] = lambda *_: None
+    """Called before sources are flushed, with all of them and with what `take_flush` is given as `waiting`:
+    what they can do together costs less."""

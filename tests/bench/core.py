@@ -24,11 +24,10 @@ import msgspec
 
 from pipeline.config import ContentConfig
 from pipeline.core import pairing
-from pipeline.core.buckets import Buckets
-from pipeline.core.flushing import Records
 from pipeline.core.pair_rows import PairRows
 from pipeline.core.pairing import PairSource
 from pipeline.core.source import Flush, RecordMeta
+from pipeline.core.table import CellTable
 from pipeline.workers.content import content_settings
 from pipeline.workers.memory import keep_freed_memory
 from pipeline.workers.pair import ROWS_EVERY_US
@@ -83,9 +82,9 @@ class Play:
 
     def __init__(self, watch: Watch) -> None:
         """They have read nothing."""
-        settings = content_settings(ContentConfig())
+        settings, table = content_settings(ContentConfig()), CellTable()
         self._sources = [
-            PairSource(Topic.LOGITS, number, settings, rows_every_us=ROWS_EVERY_US)
+            PairSource(Topic.LOGITS, number, settings, rows_every_us=ROWS_EVERY_US, table=table)
             for number in range(PARTITIONS)
         ]
         for source in self._sources:
@@ -111,7 +110,7 @@ class Play:
                 flushed = read
 
     def _flush(self, waiting: float) -> None:
-        pairing.settle_together(self._sources)
+        pairing.prepare_together(self._sources, waiting)
         for source in self._sources:
             self._note(source.take_flush(waiting=waiting))
 
@@ -146,11 +145,10 @@ def main() -> None:
     keep_freed_memory()
     watch = Watch()
     watch.put_around("joining", PairSource, "read")
-    watch.put_around("adding to cells", Buckets, "add")
+    watch.put_around("adding to cells", pairing, "add_together")
     watch.put_around("labels, rows, evidence", pairing, "settle_together")
     watch.put_around("closing, encoding", PairSource, "take_flush")
-    watch.put_around("closing, encoding", Buckets, "close", "changed")
-    watch.put_around("closing, encoding", Records, "finals", "fresh")
+    watch.put_around("closing, encoding", pairing, "close_all", "show_all")
     watch.put_around("rows of scored pairs", PairRows, "batches")
     backlog = read_backlog(
         events_file(), Topic.LOGITS, partitions=PARTITIONS, per_record=RESPONSES_PER_RECORD, most=2 * PAIRS

@@ -15,6 +15,7 @@ from pipeline.core.buckets import Bucket
 from pipeline.core.measuring import MeasureSource
 from pipeline.core.pairing import PairSource
 from pipeline.core.source import ContentSettings, Flush, LogPosition
+from pipeline.core.table import CellTable
 from schemas.topics import Topic
 from tests import oracle
 from tests.core import scenarios
@@ -41,10 +42,11 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def maker(topic: Topic, content: ContentSettings, waiting_bytes: int = 256 << 20) -> Make:
-    """A factory of sources of this topic."""
+    """A factory of sources of this topic, whose cells all stand in one table."""
+    table = CellTable()
     if topic is Topic.LOGITS:
-        return lambda: PairSource(topic, 0, content, waiting_bytes=waiting_bytes)
-    return lambda: MeasureSource(topic, 0, content)
+        return lambda: PairSource(topic, 0, content, waiting_bytes=waiting_bytes, table=table)
+    return lambda: MeasureSource(topic, 0, content, table)
 
 
 def expected(

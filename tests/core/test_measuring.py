@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipeline.core import measuring
-from pipeline.core.measuring import MeasureSource
+from pipeline.core.measuring import MeasureSource, prepare_together
 from pipeline.core.source import BYTES_AT_ONCE, ContentSettings, RecordMeta
+from pipeline.core.table import CellTable
 from schemas.codec import decode_requests, decode_telemetry, encode_requests
 from schemas.columns import BatchHeader
 from schemas.topics import COLUMNS, JSON, Topic
@@ -202,3 +207,44 @@ def test_everything_held_is_let_go() -> None:
     gauges = log.source.gauges()
     assert (gauges["open_seconds"], gauges["event_keys"], gauges["reports"]) == (1, 0, 1)
     assert gauges["finals_waiting"] == 0
+
+
+def flushes(topic: Topic, partitions: list[list[dict[str, Any]]], *, together: bool) -> list[Any]:
+    """What sources say that read a record in turn and are flushed now and then."""
+    capped, table = replace(SETTINGS, cells_per_bucket=20), CellTable() if together else None
+    sources = [MeasureSource(topic, number, capped, table) for number in range(len(partitions))]
+    said: list[Any] = []
+    for turn, records in enumerate(zip_longest(*partitions)):
+        for source, record in zip(sources, records, strict=True):
+            if record is not None:
+                scenarios.feed(source, topic, record)
+        if turn % 3 == 0:
+            if together:
+                prepare_together(sources)
+            said += [source.take_flush() for source in sources]
+    return said
+
+
+@pytest.mark.parametrize("topic", [Topic.REQUESTS, Topic.TELEMETRY])
+@pytest.mark.parametrize("at_once", [4, measuring.EVENTS_AT_ONCE])
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=5, deadline=None)
+def test_sources_that_are_prepared_together_say_what_they_say_alone(
+    topic: Topic, at_once: int, seed: int
+) -> None:
+    partitions = scenarios.make_log(seed, topic, scenarios.Shape(seconds=20), SETTINGS, partitions=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "EVENTS_AT_ONCE", at_once)
+        alone = flushes(topic, partitions, together=False)
+        assert any(flush.finals for flush in alone)
+        assert flushes(topic, partitions, together=True) == alone
+
+
+def test_a_source_that_is_dropped_gives_back_its_cells() -> None:
+    table = CellTable()
+    source = MeasureSource(Topic.REQUESTS, 0, SETTINGS, table)
+    source.read(RecordMeta(0, T + S, 100), decode_requests(msgspec.json.encode([request()]), JSON))
+    source.take_flush()
+    assert table.taken == source.gauges()["cells"] > 0
+    source.give_back()
+    assert table.taken == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import pytest
@@ -11,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core import pairing
-from pipeline.core.pairing import PairSource, settle_together
+from pipeline.core.pairing import PairSource, prepare_together, settle_together
 from pipeline.core.source import BYTES_AT_ONCE, ContentSettings, RecordMeta
+from pipeline.core.table import CellTable
 from schemas.codec import decode_logits
 from schemas.topics import JSON, Topic
 from tests.core import scenarios
@@ -22,6 +25,8 @@ S = 1_000_000
 T = 1_700_000_000 * S
 J = 3 * S
 SETTINGS = ContentSettings(lateness_us=2 * S, join_timeout_us=J)
+CAPPED = replace(SETTINGS, cells_per_bucket=20)
+Together: TypeAlias = Callable[[Sequence[PairSource]], None]
 VERSIONS = {"baseline": "m1", "canary": "m2", "control": "m1"}
 CANARY = ("chat", 1, "canary", "m2", 1)
 MISSING_CANARY = ("chat", 1, "canary", None, 0)
@@ -329,17 +334,18 @@ def test_so_many_scored_pairs_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert left == [1, 0, 2, 0]
 
 
-def flushes(partitions: list[list[dict[str, Any]]], *, together: bool) -> list[Any]:
+def flushes(partitions: list[list[dict[str, Any]]], together: Together | None = None) -> list[Any]:
     """What sources say that read a record in turn and are flushed now and then; cells as bytes."""
-    sources = [PairSource(Topic.LOGITS, number, SETTINGS) for number in range(len(partitions))]
+    table = CellTable() if together is not None else None
+    sources = [PairSource(Topic.LOGITS, number, CAPPED, table=table) for number in range(len(partitions))]
     said: list[Any] = []
     for turn, records in enumerate(zip_longest(*partitions)):
         for source, record in zip(sources, records, strict=True):
             if record is not None:
                 scenarios.feed(source, Topic.LOGITS, record)
         if turn % 3 == 0:
-            if together:
-                settle_together(sources)
+            if together is not None:
+                together(sources)
             for source in sources:
                 flush = source.take_flush()
                 rows = [(batch.estimator, *row) for batch in flush.pairs for row in pair_rows(batch)]
@@ -363,7 +369,49 @@ def pair_rows(batch: Any) -> list[tuple[Any, ...]]:
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=5, deadline=None)
 def test_sources_that_are_settled_together_say_what_they_say_alone(seed: int) -> None:
-    partitions = scenarios.make_log(seed, Topic.LOGITS, scenarios.Shape(seconds=20), SETTINGS, partitions=3)
-    alone = flushes(partitions, together=False)
+    partitions = scenarios.make_log(seed, Topic.LOGITS, scenarios.Shape(seconds=20), CAPPED, partitions=3)
+    alone = flushes(partitions)
     assert any(rows for *_, rows in alone)
-    assert flushes(partitions, together=True) == alone
+    for at_once in (1, 7, pairing.TOGETHER):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pairing, "TOGETHER", at_once)
+            assert flushes(partitions, settle_together) == alone
+            assert flushes(partitions, prepare_together) == alone
+
+
+def test_what_is_read_after_sources_were_prepared_is_in_their_next_flush() -> None:
+    """It may close seconds: a commit must not pass what was not said."""
+    source = PairSource(Topic.LOGITS, 0, SETTINGS)
+    for offset, arm in enumerate(("baseline", "canary")):
+        source.read(RecordMeta(offset, T, 100), decode_logits(msgspec.json.encode(half(arm)), JSON))
+    prepare_together([source])
+    source.read(RecordMeta(2, T + 3600 * S, 0), None)
+    flush = source.take_flush()
+    assert len(flush.fresh) == 1
+    contents, _ = scenarios.assemble(scenarios.finals_of(flush))
+    assert any(contents.values())
+
+
+def test_a_source_that_is_dropped_gives_back_its_cells_and_no_other_loses_any() -> None:
+    table = CellTable()
+    dropped, kept = (PairSource(Topic.LOGITS, number, SETTINGS, table=table) for number in range(2))
+    alone = PairSource(Topic.LOGITS, 1, SETTINGS)
+    for source in (dropped, kept, alone):
+        for offset, arm in enumerate(("baseline", "canary")):
+            source.read(RecordMeta(offset, T, 100), decode_logits(msgspec.json.encode(half(arm)), JSON))
+    prepare_together([dropped, kept])
+    dropped.give_back()
+    assert kept.take_flush() == alone.take_flush()
+    for source in (kept, alone):
+        source.read(RecordMeta(2, T + 60 * S, 0), None)
+    assert kept.take_flush() == alone.take_flush()
+    assert table.taken == 0
+
+
+def test_sources_that_share_no_table_are_not_settled_together() -> None:
+    sources = [PairSource(Topic.LOGITS, number, SETTINGS) for number in range(2)]
+    for source in sources:
+        for offset, arm in enumerate(("baseline", "canary")):
+            source.read(RecordMeta(offset, T, 100), decode_logits(msgspec.json.encode(half(arm)), JSON))
+    with pytest.raises(ValueError, match="share one table"):
+        settle_together(sources)

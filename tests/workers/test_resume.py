@@ -29,6 +29,7 @@ class Reads:
     """Stands for the core object: remembers the offsets it was given."""
 
     offsets: list[int] = field(default_factory=list)
+    has_given_back: bool = False
 
     @property
     def next_offset(self) -> int | None:
@@ -39,6 +40,9 @@ class Reads:
 
     def take_flush(self, *, waiting: float = 0.0) -> Flush:
         return Flush()
+
+    def give_back(self) -> None:
+        self.has_given_back = True
 
     def gauges(self) -> dict[str, int]:
         return {}
@@ -146,3 +150,4 @@ async def test_state_that_was_overtaken_is_dropped_for_the_commit(kafka: Broker)
     await bench.delivered(8)
     await bench.stop()
     assert [made.offsets for made in bench.made] == [[0, 1], [5, 6, 7, 8]]
+    assert [made.has_given_back for made in bench.made] == [True, False]

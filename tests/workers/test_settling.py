@@ -1,4 +1,4 @@
-"""Before a flush, all sources of a kind that are ours settle together."""
+"""Before a flush, all sources of a kind that are ours prepare together."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ class Noting:
         return Flush()
 
 
-async def test_sources_settle_together_before_each_is_flushed() -> None:
+async def test_sources_prepare_together_before_each_is_flushed() -> None:
     called: list[str] = []
 
-    def settle(sources: Sequence[Source]) -> None:
-        called.append(f"settle {[cast('Noting', source).partition for source in sources]}")
+    def prepare(sources: Sequence[Source], waiting: float) -> None:
+        called.append(f"prepare {[cast('Noting', source).partition for source in sources]} {waiting}")
 
     kind = SourceKind(
         lambda *_: cast("Any", None),
         lambda _, partition: cast("Any", Noting(partition, called)),
-        settle=settle,
+        prepare=prepare,
     )
     worker = SourceWorker(cast("Link", None), Config(), {Topic.LOGITS: kind})
     await worker.assigned(frozenset({FIRST, SECOND}))
-    await worker._flush(waiting=0.0)
-    assert called[0] in {"settle [0, 1]", "settle [1, 0]"}
+    await worker._flush(waiting=0.5)
+    assert called[0] in {"prepare [0, 1] 0.5", "prepare [1, 0] 0.5"}
     assert sorted(called[1:]) == ["flush 0", "flush 1"]
     called.clear()
     await worker.revoked(frozenset({FIRST}))
     await worker._flush(waiting=0.0)
-    assert called == ["settle [1]", "flush 1"]
+    assert called == ["prepare [1] 0.0", "flush 1"]
