@@ -190,40 +190,56 @@ class Buckets:
 def add_together(shares: Sequence[tuple[Buckets, int]], evidence: Evidence) -> None:
     """Add rows, all of open seconds: so many of each of these, in log order, one source after the other.
 
-    They share a table.
+    They share a table, else this raises ValueError.
     """
     if evidence.n:
         _Addition([(buckets, n) for buckets, n in shares if n], evidence).make()
 
 
 def close_together(wanted: Sequence[tuple[Buckets, int]]) -> list[list[Portion]]:
-    """`Buckets.close` of each of these, which share a table."""
+    """`Buckets.close` of each of these, which share a table; else this raises ValueError."""
+    if not wanted:
+        return []
+    table = _shared_table([buckets for buckets, _ in wanted])
     closed = [buckets.take(through) for buckets, through in wanted]
-    portions = _portions(closed, changed_only=False)
+    portions = _portions(table, closed, changed_only=False)
     if any(closed):
-        wanted[0][0].table.give_back(_all_slots(chain.from_iterable(closed)))
+        table.give_back(_all_slots(chain.from_iterable(closed)))
     return portions
 
 
 def changed_together(wanted: Sequence[tuple[Buckets, int]]) -> list[list[Portion]]:
-    """`Buckets.changed` of each of these, which share a table."""
-    return _portions([buckets.take_changed(after) for buckets, after in wanted], changed_only=True)
+    """`Buckets.changed` of each of these, which share a table; else this raises ValueError."""
+    if not wanted:
+        return []
+    table = _shared_table([buckets for buckets, _ in wanted])
+    return _portions(table, [buckets.take_changed(after) for buckets, after in wanted], changed_only=True)
+
+
+def _shared_table(sources: Sequence[Buckets]) -> CellTable:
+    """The one table of all of these, of which there is at least one."""
+    table = sources[0].table
+    if any(source.table is not table for source in sources):
+        raise ValueError("sources that are settled together share one table of cells")
+    return table
 
 
 def _all_slots(seconds: Iterable[tuple[int, Bucket]]) -> I8:
     return np.concatenate([_NO_SLOTS, *(bucket.slots() for _, bucket in seconds)])
 
 
-def _portions(wanted: Sequence[Sequence[tuple[int, Bucket]]], *, changed_only: bool) -> list[list[Portion]]:
+def _portions(
+    table: CellTable, wanted: Sequence[Sequence[tuple[int, Bucket]]], *, changed_only: bool
+) -> list[list[Portion]]:
     """Cells of some sources' seconds, by population; many cells at once cost less each."""
     found: list[list[Portion]] = [[] for _ in wanted]
-    batch = _Batch()
+    batch = _Batch(table)
     for portions, seconds in zip(found, wanted, strict=True):
         for second, bucket in seconds:
             batch.add(portions, second, bucket, changed_only=changed_only)
             if batch.cells >= _CELLS_AT_ONCE:
                 batch.encode()
-                batch = _Batch()
+                batch = _Batch(table)
     batch.encode()
     return found
 
@@ -234,9 +250,7 @@ class _Addition:
     def __init__(self, shares: Sequence[tuple[Buckets, int]], evidence: Evidence) -> None:
         self._evidence = evidence
         self._sources = [buckets for buckets, _ in shares]
-        self._table = self._sources[0].table
-        if any(source.table is not self._table for source in self._sources):
-            raise ValueError("sources that are added to together share one table of cells")
+        self._table = _shared_table(self._sources)
         sizes = [n for _, n in shares]
         self._begins = list(accumulate(sizes[:-1], initial=0))
         self._source: I8 = np.repeat(np.arange(len(sizes)), sizes)
@@ -338,28 +352,27 @@ class _Addition:
 
 
 class _Batch:
-    """Cells that are encoded together."""
+    """Cells of one table that are encoded together."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: CellTable) -> None:
+        self._table = table
         self._members: list[tuple[list[Portion], int, Population | None, int]] = []
         """Where the portions go, second, population, and how many cells of it follow."""
         self._slots: list[I8] = []
         self._histograms: list[Histograms] = []
         """Of each bucket; `_slots` are its cells."""
-        self._table: CellTable | None = None
         self.cells = 0
 
     def add(self, portions: list[Portion], second: int, bucket: Bucket, *, changed_only: bool) -> None:
-        """One bucket's cells. All buckets share a table."""
-        self._table = bucket.table
+        """One bucket's cells."""
         slots = bucket.slots()
         sizes = [len(group.cells) for group in bucket.groups.values()]
         if changed_only:
-            chosen = bucket.table.changed[slots]
+            chosen = self._table.changed[slots]
             begins = list(accumulate(sizes[:-1], initial=0))
             sizes = np.add.reduceat(chosen, begins, dtype=np.int64).tolist()
             slots = slots[chosen]
-            bucket.table.changed[slots] = False
+            self._table.changed[slots] = False
         self._members += [
             (portions, second, population, size)
             for population, size in zip(bucket.groups, sizes, strict=True)
@@ -370,7 +383,7 @@ class _Batch:
 
     def encode(self) -> None:
         """All of them, in order."""
-        if self._table is None or not self.cells:
+        if not self.cells:
             return
         histograms = runs(self._histograms, self._slots, self._table.binned)
         made = self._table.cells(np.concatenate(self._slots), histograms)

@@ -107,8 +107,9 @@ class MeasureSource:
             if decoded.header is not None and decoded.header.dropped:
                 self._close()
                 self._buckets.add(reported_drops(decoded.header, self._reports, self._log))
-            self._waiting.append(_Read(columns, *moment))
-            self._events_waiting += columns.n
+            if columns.n:  # a record without an event has nothing that ever lets go of it
+                self._waiting.append(_Read(columns, *moment))
+                self._events_waiting += columns.n
             closable = self._log.closed_through - self._outlet.stated_through
             waited_bytes = self._log.bytes_read - self._counted_bytes
             many = self._events_waiting >= EVENTS_AT_ONCE or waited_bytes >= BYTES_AT_ONCE

@@ -24,20 +24,19 @@ def measure(config: Config) -> WorkerSpec:
     """The worker, configured."""
     settings = content_settings(config.content)
 
-    tables = {topic: CellTable() for topic in READS}
-
-    def make_source(topic: Topic, partition: int) -> MeasureSource:
-        return MeasureSource(topic, partition, settings, tables[topic])
-
     def prepare(sources: Sequence[Source], waiting: float) -> None:
         prepare_together([source for source in sources if isinstance(source, MeasureSource)], waiting)
 
-    kinds = {
-        Topic.REQUESTS: SourceKind(decode_requests, make_source, prepare=prepare),
-        Topic.TELEMETRY: SourceKind(decode_telemetry, make_source, prepare=prepare),
-    }
-
     def make(link: Link, _counts: Mapping[Topic, int]) -> SourceWorker:
+        tables = {topic: CellTable() for topic in READS}
+
+        def make_source(topic: Topic, partition: int) -> MeasureSource:
+            return MeasureSource(topic, partition, settings, tables[topic])
+
+        kinds = {
+            Topic.REQUESTS: SourceKind(decode_requests, make_source, prepare=prepare),
+            Topic.TELEMETRY: SourceKind(decode_telemetry, make_source, prepare=prepare),
+        }
         return SourceWorker(link, config, kinds)
 
     return WorkerSpec("measure", reads=READS, needs=WRITES, make=make)

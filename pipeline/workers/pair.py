@@ -32,11 +32,6 @@ def pair(config: Config) -> WorkerSpec:
     """The worker, configured."""
     settings = content_settings(config.content)
 
-    table = CellTable()
-
-    def make_source(topic: Topic, partition: int) -> PairSource:
-        return PairSource(topic, partition, settings, rows_every_us=ROWS_EVERY_US, table=table)
-
     def observe(source: Source) -> None:
         if is_armed("half_waiting") and source.gauges()["oldest_wait_us"] > settings.join_timeout_us // 2:
             fault("half_waiting")
@@ -44,9 +39,13 @@ def pair(config: Config) -> WorkerSpec:
     def prepare(sources: Sequence[Source], waiting: float) -> None:
         prepare_together([source for source in sources if isinstance(source, PairSource)], waiting)
 
-    kinds = {Topic.LOGITS: SourceKind(decode_logits, make_source, observe, prepare)}
-
     def make(link: Link, _counts: Mapping[Topic, int]) -> SourceWorker:
+        table = CellTable()
+
+        def make_source(topic: Topic, partition: int) -> PairSource:
+            return PairSource(topic, partition, settings, rows_every_us=ROWS_EVERY_US, table=table)
+
+        kinds = {Topic.LOGITS: SourceKind(decode_logits, make_source, observe, prepare)}
         log.info("pair: scores by %s", Plain(KERNEL_SAID))
         return SourceWorker(link, config, kinds)
 

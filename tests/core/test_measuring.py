@@ -248,3 +248,12 @@ def test_a_source_that_is_dropped_gives_back_its_cells() -> None:
     assert table.taken == source.gauges()["cells"] > 0
     source.give_back()
     assert table.taken == 0
+
+
+def test_a_record_without_an_event_is_not_kept() -> None:
+    """Malformed, say: a partition that gets nothing else would keep them all."""
+    source = MeasureSource(Topic.REQUESTS, 0, SETTINGS)
+    for offset in range(3):
+        source.read(RecordMeta(offset, T, 100), decode_requests(b"{", JSON))
+    source.take_flush()
+    assert source.hand_over() == []

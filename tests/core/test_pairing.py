@@ -415,3 +415,16 @@ def test_sources_that_share_no_table_are_not_settled_together() -> None:
             source.read(RecordMeta(offset, T, 100), decode_logits(msgspec.json.encode(half(arm)), JSON))
     with pytest.raises(ValueError, match="share one table"):
         settle_together(sources)
+
+
+def test_nor_where_there_is_nothing_to_count_but_something_to_close_or_show() -> None:
+    for ends in (True, False):
+        sources = [PairSource(Topic.LOGITS, number, SETTINGS) for number in range(2)]
+        for source in sources:
+            for offset, arm in enumerate(("baseline", "canary")):
+                source.read(RecordMeta(offset, T, 100), decode_logits(msgspec.json.encode(half(arm)), JSON))
+            settle_together([source])
+            if ends:
+                source.read(RecordMeta(2, T + 60 * S, 0), None)
+        with pytest.raises(ValueError, match="share one table"):
+            prepare_together(sources)
