@@ -72,4 +72,5 @@ def test_the_cores_scores_equal_the_oracles(kind: str) -> None:
         for name in ("kl_lower", "kl_lower_max", "kl_floor", "js_lower", "tv_lower", "cosine", "top1_agree"):
             units = int(to_units(getattr(got, name))[0])
             assert abs(units - want[name]) <= 2, (name, units, want[name])
-    assert outcomes == {"scored", "forced_mismatch"}
+    # Softmaxed over what is listed, a token that stands alone has all the probability.
+    assert outcomes == {"scored", "forced_mismatch"} | ({"no_position"} if kind == "logprobs" else set())

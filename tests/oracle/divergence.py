@@ -24,7 +24,7 @@ def eta_of(event: dict[str, Any]) -> float:
     return 1e-6 if precision >= 6 else 5e-5 if precision >= 4 else 5e-4
 
 
-def readable_list(ids: list[int], values: list[float], logits: bool) -> dict[int, float] | None:
+def readable_list(ids: list[int], values: list[float], emitted: int, logits: bool) -> dict[int, float] | None:
     """token → probability of one position, or None if it cannot be read."""
     if len(ids) != len(values) or any(math.isnan(v) or v == math.inf for v in values):
         return None
@@ -39,6 +39,8 @@ def readable_list(ids: list[int], values: list[float], logits: bool) -> dict[int
     found = {i: math.exp(v) for i, v in listed.items()}
     if max(listed.values()) > 1e-3 or math.fsum(found.values()) > 1 + 1e-3:
         return None
+    if list(found) == [emitted] and found[emitted] < 0.5:
+        return None  # it may be out of rank: nothing tells what the others hold at most
     return found
 
 
@@ -129,8 +131,10 @@ def _score(baseline_text: str, other_text: str) -> dict[str, Any]:
     found: list[dict[str, float]] = []
     agreed = 0
     for at in range(compared):
-        p = readable_list(baseline["top_ids"][at], baseline["top_logprobs"][at], kind == "logits")
-        q = readable_list(other["top_ids"][at], other["top_logprobs"][at], kind == "logits")
+        p, q = (
+            readable_list(one["top_ids"][at], one["top_logprobs"][at], one["tokens"][at], kind == "logits")
+            for one in (baseline, other)
+        )
         if p is not None and q is not None:
             found.append(position(p, q, eta))
         if baseline["tokens"][at] == other["tokens"][at]:
