@@ -93,11 +93,12 @@ def _valid(lists: Lists, logprobs: F8, logits: Bool | None) -> Bool:
 
 def _without_lone(lists: Lists, valid: Bool | None, emitted: Callable[[I8, I8], I4 | I8]) -> Bool | None:
     """`valid` without the positions where an arm lists the emitted token alone, and that below one half."""
-    lone = (lists.largest < LOG_HALF) & ((lists.logprobs > PAD).sum(axis=1) == 1)
+    listed = lists.logprobs > PAD
+    lone = (lists.largest < LOG_HALF) & (listed.sum(axis=1) == 1)
     arms, columns = lone.nonzero()
     if not len(columns):
         return valid
-    at = (lists.logprobs > PAD).argmax(axis=1)[arms, columns]
+    at = listed.argmax(axis=1)[arms, columns]
     unranked = columns[lists.ids[arms, at, columns] == emitted(arms, columns)]
     ranked = np.ones(lists.ids.shape[2], dtype=np.bool_) if valid is None else valid.copy()
     ranked[unranked] = False
